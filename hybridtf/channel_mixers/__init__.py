@@ -1,0 +1,18 @@
+"""Channel mixers, one file a family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hybridtf.channel_mixers import glu
+from hybridtf.channel_mixers.glu import GLU, GLUConfig
+from hybridtf.channel_mixers.mlp import MLP, MLPConfig
+from hybridtf.core import ComponentConfig, Preset
+from hybridtf.hookspecs import hookimpl
+
+__all__ = ["GLU", "MLP", "GLUConfig", "MLPConfig"]
+
+
+@hookimpl
+def hybridtf_channel_mixers() -> Sequence[type[ComponentConfig] | Preset]:
+    return (MLPConfig, GLUConfig, *glu.PRESETS)

@@ -1,0 +1,54 @@
+"""Gated linear units as channel mixers (https://arxiv.org/abs/2002.05202): ``glu`` and its presets."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from hybridtf.core import BuildContext, ChannelMixer, ChannelMixerConfig, ParamSpec, Preset, Segments, State
+from hybridtf.core.init import fan_in
+from hybridtf.nn import Activation, activation
+
+
+class GLUConfig(ChannelMixerConfig):
+    """y = down(act(gate(x)) * up(x)). Presets: ``swiglu`` (silu), ``geglu`` (gelu), ``reglu`` (relu)."""
+
+    type: Literal["glu"] = "glu"
+    d_ff: int = Field(gt=0)
+    activation: Activation = "silu"
+    bias: bool = False
+
+    @classmethod
+    def tiny(cls) -> Self:
+        return cls(d_ff=12)
+
+    def build(self, ctx: BuildContext) -> GLU:
+        return GLU(self, ctx)
+
+
+class GLU(ChannelMixer):
+    """See :class:`GLUConfig`."""
+
+    def __init__(self, config: GLUConfig, ctx: BuildContext) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(ctx.d_model, config.d_ff, bias=config.bias, **ctx.factory)
+        self.up_proj = nn.Linear(ctx.d_model, config.d_ff, bias=config.bias, **ctx.factory)
+        self.down_proj = nn.Linear(config.d_ff, ctx.d_model, bias=config.bias, **ctx.factory)
+        self.act = activation(config.activation)
+
+    def param_specs(self) -> dict[str, ParamSpec]:
+        return {"down_proj.weight": ParamSpec("matrix", fan_in(self.down_proj.weight), residual=True)}
+
+    def forward(
+        self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, keep: int = 0
+    ) -> tuple[Tensor, State | None]:
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x)), state
+
+
+PRESETS = (
+    Preset("swiglu", "glu", {"activation": "silu"}),
+    Preset("geglu", "glu", {"activation": "gelu"}),
+    Preset("reglu", "glu", {"activation": "relu"}),
+)

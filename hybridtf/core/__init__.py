@@ -1,0 +1,80 @@
+"""The contracts: all that a plugin author needs."""
+
+from hybridtf.core import init
+from hybridtf.core.config import BuildContext, Component, ComponentConfig, component_schema
+from hybridtf.core.contracts import (
+    LAWS,
+    Block,
+    BlockConfig,
+    BlockOutput,
+    ChannelMixer,
+    ChannelMixerConfig,
+    Context,
+    Edges,
+    Extras,
+    Head,
+    HeadConfig,
+    Law,
+    Losses,
+    ModelConfig,
+    Norm,
+    NormConfig,
+    Position,
+    PositionConfig,
+    SequenceMixer,
+    SequenceMixerConfig,
+    Stack,
+    Stem,
+    StemConfig,
+    TaskConfig,
+    raw_weight,
+)
+from hybridtf.core.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    HybridTFError,
+    KernelError,
+    LengthError,
+    NonFiniteError,
+    PluginError,
+    RecipeError,
+    StateError,
+    UnknownNameError,
+    known_names,
+    nearest,
+)
+from hybridtf.core.history import with_history
+from hybridtf.core.init import NO_DECAY, Init, ParamSpec, Role, init_parameters, param_specs
+from hybridtf.core.kernels import DTYPES, PHASES, Kernel, KernelRequest, KernelSet, OpKernel, Phase, always, kernels_used
+from hybridtf.core.registry import KINDS, Preset, Registries, Registry, active, singular, using
+from hybridtf.core.segments import Segments
+from hybridtf.core.states import (
+    Fixed,
+    Growing,
+    Ring,
+    State,
+    StateLeaf,
+    crop,
+    debug_states,
+    detach,
+    leaves,
+    map_state,
+    reorder,
+    restore,
+    snapshot,
+    state_bytes,
+    state_lengths,
+)
+
+__all__ = [
+    "DTYPES", "KINDS", "LAWS", "NO_DECAY", "PHASES", "Block", "BlockConfig", "BlockOutput", "BuildContext", "ChannelMixer",
+    "ChannelMixerConfig", "CheckpointError", "Component", "ComponentConfig", "ConfigError", "Context", "DataError", "Edges",
+    "Extras", "Fixed", "Growing", "Head", "HeadConfig", "HybridTFError", "Init", "Kernel", "KernelError", "KernelRequest",
+    "KernelSet", "Law", "LengthError", "Losses", "ModelConfig", "NonFiniteError", "Norm", "NormConfig", "OpKernel",
+    "ParamSpec", "Phase", "PluginError", "Position", "PositionConfig", "Preset", "RecipeError", "Registries", "Registry",
+    "Ring", "Role", "Segments", "SequenceMixer", "SequenceMixerConfig", "Stack", "State", "StateError", "StateLeaf", "Stem",
+    "StemConfig", "TaskConfig", "UnknownNameError", "active", "always", "component_schema", "crop", "debug_states", "detach",
+    "init", "init_parameters", "kernels_used", "known_names", "leaves", "map_state", "nearest", "param_specs", "raw_weight",
+    "reorder", "restore", "singular", "snapshot", "state_bytes", "state_lengths", "using", "with_history",
+]

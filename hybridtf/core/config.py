@@ -1,0 +1,316 @@
+"""Configs: what a person writes in a recipe. Frozen, strict, one literal ``type`` each, and ``build(ctx)``."""
+
+from __future__ import annotations
+
+import functools
+import types
+import typing
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, ErrorDetails, core_schema
+from torch import nn
+
+from hybridtf.core.errors import ConfigError, HybridTFError, PluginError, RecipeError, known_names, nearest
+from hybridtf.core.init import init_parameters
+from hybridtf.core.kernels import KernelSet, OpKernel
+from hybridtf.core.registry import BUILT_IN, active, singular
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+UNKNOWN_OPTION = "unknown option"
+"""How the fault of an option that a config does not have begins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildContext:
+    """All that a component may know of its model. New fields have defaults, so that no plugin breaks."""
+
+    d_model: int
+    layer_idx: int = 0
+    n_layers: int = 1
+    max_seq_len: int = 2048
+    causal: bool = True
+    kernels: KernelSet | None = None
+    """Kernels to choose from; None: those of the active registries."""
+    param_dtype: torch.dtype = torch.float32
+    compute_dtype: torch.dtype | None = None
+    """The dtype that activations are expected in (under autocast); None: ``param_dtype``."""
+    device: torch.device = torch.device("cpu")
+    mesh: DeviceMesh | None = None
+    seed: int = 0
+    where: str = ""
+    """Path of the component in its recipe, for messages."""
+    defer_init: bool = False
+    """True: the caller fills the parameters itself once the whole model stands."""
+
+    def child(self, name: str, **changes: Any) -> BuildContext:
+        """The context of a part called ``name`` (``changes`` often a width: ``d_model=head_dim``)."""
+        where = f"{self.where}.{name}" if self.where else name
+        return replace(self, where=where, **changes)
+
+    @property
+    def factory(self) -> dict[str, Any]:
+        """``device`` and ``dtype`` for parameters: ``nn.Linear(a, b, **ctx.factory)``."""
+        return {"device": self.device, "dtype": self.param_dtype}
+
+    def bind_kernel(self, op: str, name: str = "auto", *, sizes: Mapping[str, int], features: set[str] | None = None) -> OpKernel:
+        """The op as a module whose implementation is chosen for this model; see :class:`~hybridtf.core.OpKernel`."""
+        kernels = active().kernels if self.kernels is None else self.kernels
+        return kernels.bind(
+            op, name, device=self.device, dtype=self.param_dtype, sizes=sizes, features=features or (), where=self.where
+        )
+
+    def error(self, message: str) -> ConfigError:
+        """A :class:`ConfigError` that says where."""
+        return ConfigError(f"{self.where}: {message}" if self.where else message)
+
+
+class ConfigTable(BaseModel):
+    """A table of options: frozen and strict. Unknown keys are refused with the nearest name, all faults at once.
+
+    Lists are taken for tuples, since TOML has only lists. Raises :class:`RecipeError` with every fault.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", validate_default=True)
+
+    if not TYPE_CHECKING:
+
+        def __init__(self, **data: Any) -> None:
+            try:
+                super().__init__(**{key: tuples(value) for key, value in data.items()})
+            except ValidationError as error:
+                raise RecipeError("", faults_of(error, type(self))) from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data with every option that is not None, nested components as tables of their own class."""
+        out: dict[str, Any] = {}
+        for name in sorted(type(self).model_fields, key=lambda name: name != "type"):  # the type comes first
+            value = getattr(self, name)
+            if value is not None:
+                out[name] = _plain(value)
+        return out
+
+
+class ComponentConfig(ConfigTable):
+    """Base of every component's config. A subclass gives ``type: Literal["name"] = "name"``, its options, ``tiny`` and ``build``.
+
+    No option may have both a default that is not None and a meaningful None.
+    """
+
+    kind: ClassVar[str] = ""
+    """The registry this component belongs to; given by the base of its kind."""
+
+    default_type: ClassVar[str | None] = None
+    """What a table of this kind without ``type`` means; None: ``type`` is required."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        # A model fills its own parameters: it alone knows the scale of residual branches.
+        if cls.kind != "models" and "build" in cls.__dict__ and not getattr(cls.build, "__isabstractmethod__", False):
+            cls.build = _initialised(cls.build)  # type: ignore[method-assign]
+
+    @classmethod
+    def type_name(cls) -> str:
+        """The registered name: the default of ``type``."""
+        field = cls.model_fields.get("type")
+        if field is None or not isinstance(field.default, str):
+            raise ConfigError(f"{cls.__name__} needs a field  type: Literal['name'] = 'name'")
+        return field.default
+
+    @classmethod
+    @abstractmethod
+    def tiny(cls) -> Self:
+        """The smallest honest instance, for contract tests."""
+        raise NotImplementedError(f"{cls.__name__} has no tiny()")
+
+    def build(self, ctx: BuildContext) -> Any:
+        """The module. Its parameters are filled from (``ctx.seed``, name) unless ``ctx.defer_init``."""
+        raise NotImplementedError(f"{type(self).__name__} has no build(ctx)")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, ConfigTable):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value
+
+
+def tuples(value: Any) -> Any:
+    """``value`` with every list in it turned into a tuple, as configs hold them."""
+    if isinstance(value, list | tuple):
+        # A named tuple keeps its class: only TOML's plain lists (and plain tuples that hold lists) are rebuilt.
+        return tuple(tuples(item) for item in value) if type(value) in (list, tuple) else value
+    if type(value) is dict:
+        return {key: tuples(item) for key, item in value.items()}
+    return value
+
+
+BuildFn = Callable[..., Any]
+
+
+def _initialised(build: BuildFn) -> BuildFn:
+    @functools.wraps(build)
+    def wrapper(self: Any, ctx: BuildContext, *args: Any, **kwargs: Any) -> Any:
+        try:
+            module = build(self, ctx, *args, **kwargs)
+        except (HybridTFError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            # The plugin boundary: whatever a plugin's code raises must name the plugin, the layer and the recipe key.
+            plugin = _plugin_of(self)
+            if plugin is None:
+                raise
+            raise PluginError(
+                f"{ctx.where or self.kind}: plugin {plugin!r} could not build {self.type_name()!r} "
+                f"(layer {ctx.layer_idx}): {type(error).__name__}: {error}"
+            ) from error
+        if isinstance(module, nn.Module) and not ctx.defer_init:
+            init_parameters(module, ctx.seed)
+        return module
+
+    return wrapper
+
+
+def _plugin_of(config: ComponentConfig) -> str | None:
+    """The installed plugin that registered the config's class; None for built-ins and unregistered classes."""
+    registry, name = active()[config.kind], config.type_name()
+    if registry.configs().get(name) is not type(config) or registry.origin(name) == BUILT_IN:
+        return None
+    return registry.origin(name)
+
+
+# -- fields that hold another component ----------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+class _ComponentField:
+    """Makes a field validate through the registry of its base's kind."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        base = source
+
+        def validate(value: Any) -> Any:
+            if isinstance(value, base):
+                return value
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"must be a {singular(base.kind)}: a table with its type, not {type(value).__name__}")
+            if "type" not in value and base.default_type is not None:
+                value = {"type": base.default_type, **value}
+            return active()[base.kind].make(value)
+
+        return core_schema.no_info_plain_validator_function(
+            validate, serialization=core_schema.plain_serializer_function_ser_schema(lambda config: config.to_dict())
+        )
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        base = schema["function"]["function"].__closure__[0].cell_contents  # type: ignore[typeddict-item]
+        return {"$ref": f"#/$defs/{base.kind}"}
+
+
+Component: TypeAlias = Annotated[T, _ComponentField()]
+"""``Component[Base]``: a field that holds any registered component of ``Base``'s kind."""
+
+
+def component_schema(kinds: typing.Iterable[str] | None = None) -> dict[str, Any]:
+    """``$defs`` of a JSON Schema over what is installed: each kind as a choice of its components and presets."""
+    defs: dict[str, Any] = {}
+    registries = active()
+    for kind in kinds or registries.by_kind:
+        choices = []
+        for name, config in registries[kind].configs().items():
+            schema = config.model_json_schema()
+            defs.update(schema.pop("$defs", {}))
+            if name != config.default_type:
+                schema.setdefault("required", []).append("type")
+            defs[f"{kind}.{name}"] = schema
+            choices.append({"$ref": f"#/$defs/{kind}.{name}"})
+        for name, preset in registries[kind].presets().items():
+            defs[f"{kind}.{name}"] = _preset_schema(preset.type, name, preset.options, preset.requires, defs[f"{kind}.{preset.type}"])
+            choices.append({"$ref": f"#/$defs/{kind}.{name}"})
+        defs[kind] = {"oneOf": choices} if choices else {"not": {}}
+    return defs
+
+
+def _preset_schema(
+    base: str, name: str, options: Mapping[str, Any], requires: tuple[str, ...], schema: dict[str, Any]
+) -> dict[str, Any]:
+    properties = {k: v for k, v in schema["properties"].items() if k not in options}
+    properties["type"] = {"const": name, "description": f"{base} with {dict(options)}"}
+    required = sorted({*(r for r in schema.get("required", ()) if r not in options), *requires})
+    return {**schema, "title": name, "properties": properties, "required": required}
+
+
+# -- faults --------------------------------------------------------------------------------------------------------
+
+
+def faults_of(error: ValidationError, config: type[BaseModel]) -> list[tuple[str, str]]:
+    """Every fault of a validation as (path, message), nested components' faults under their own path."""
+    faults: list[tuple[str, str]] = []
+    for detail in error.errors(include_url=False):
+        faults.extend(_faults(detail, config))
+    return faults
+
+
+def _faults(detail: ErrorDetails, config: type[BaseModel]) -> list[tuple[str, str]]:
+    loc = _path(tuple(part for part in detail["loc"] if not _is_union_tag(part)))
+    cause = detail.get("ctx", {}).get("error")
+    if isinstance(cause, RecipeError):
+        return [(_join(loc, path), message) for path, message in cause.faults]
+    if isinstance(cause, Exception):
+        return [(loc, str(cause))]
+    if detail["type"] == "extra_forbidden":
+        owner = _model_at(config, detail["loc"][:-1])
+        key = str(detail["loc"][-1])
+        known = [name for name in owner.model_fields if name != "type"]
+        return [(loc, f"{UNKNOWN_OPTION}. {known_names(key, known)}")]
+    if detail["type"] == "missing":
+        return [(loc, "is required")]
+    given = "" if isinstance(detail["input"], Mapping) else f", got {detail['input']!r}"
+    hint = ""
+    if detail["type"] == "literal_error" and isinstance(detail["input"], str):
+        near = nearest(detail["input"], [w.strip("'") for w in str(detail.get("ctx", {}).get("expected", "")).replace(" or ", ", ").split(", ")])
+        hint = f". Did you mean {near!r}?" if near else ""
+    return [(loc, f"{detail['msg'][0].lower()}{detail['msg'][1:]}{given}{hint}")]
+
+
+def _is_union_tag(part: int | str) -> bool:
+    # pydantic adds the name of the union branch it tried ("function-plain[validate()]") to a location.
+    return isinstance(part, str) and ("[" in part or part in ("int", "float", "str", "bool", "none"))
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    text = ""
+    for part in loc:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _join(left: str, right: str) -> str:
+    return f"{left}.{right}" if left and right and not right.startswith("[") else left + right
+
+
+def _model_at(config: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel]:
+    for part in loc:
+        field = config.model_fields.get(part) if isinstance(part, str) else None
+        if field is None:
+            continue
+        annotation = field.annotation
+        options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+        models = [o for o in options if isinstance(o, type) and issubclass(o, BaseModel)]
+        if models:
+            config = models[0]
+    return config
+
+

@@ -1,0 +1,299 @@
+"""What each kind of component is: one method each, and the laws that the contract kit checks.
+
+1. Cut law: for any cut of the input in time, carrying the state gives what one call gives, gradients included.
+2. Segment law: packed or padded documents give at every real token what each document gives alone.
+3. Causal law: in a causal stack no output depends on a later token.
+
+What a component cannot do by its nature it declares in ``cannot``, and the kit fails a declaration that is not true.
+
+Axes: b batch, t time, d d_model.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hybridtf.core.config import BuildContext, ComponentConfig
+from hybridtf.core.segments import Segments
+from hybridtf.core.states import State
+
+Law: TypeAlias = Literal["cut", "segment", "causal", "crop", "compile", "tensor_parallel", "context_parallel"]
+LAWS: tuple[Law, ...] = ("cut", "segment", "causal", "crop", "compile", "tensor_parallel", "context_parallel")
+
+Edges: TypeAlias = Mapping[str, Tensor]
+"""What crosses layers, by name: written by one component, read by later ones. Each is (b t ...), aligned with x."""
+
+Losses: TypeAlias = Mapping[str, tuple[Tensor, Tensor]]
+"""Auxiliary losses by name, each as (sum, count) over real tokens, so that they reduce rightly over batches and ranks."""
+
+
+class Extras(NamedTuple):
+    """Third value of a component that writes edges or has losses of its own."""
+
+    edges: Edges = {}
+    losses: Losses = {}
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What cross-attention looks at: another tensor with its own documents; document i of x sees document i of it.
+
+    ``x`` (b s d) and its ``segments``; None: one document a row, no padding. Projected once, into the state.
+    """
+
+    x: Tensor
+    segments: Segments | None = None
+
+
+class _Part(nn.Module, ABC):
+    """What the composer asks of any component."""
+
+    cannot: ClassVar[Mapping[Law, str]] = {}
+    """Laws that this component breaks by its nature, each with the reason."""
+
+    reads: tuple[str, ...] = ()
+    """Edges that the component needs; it then takes ``edges=``. May be set by an instance."""
+
+    writes: tuple[str, ...] = ()
+    """Edges that the component returns in :class:`Extras`. May be set by an instance."""
+
+    losses: tuple[str, ...] = ()
+    """Losses that the component returns in :class:`Extras`. May be set by an instance."""
+
+    splits: Mapping[str, Mapping[str, int]] = {}
+    """For each projection that is one matrix by its paper: the widths of its output roles, in order."""
+
+    def extra_results(self) -> bool:
+        """The component returns a third value, :class:`Extras`."""
+        return bool(self.writes or self.losses)
+
+
+class SequenceMixer(_Part):
+    """Mixes along time.
+
+    ``forward`` takes x (b t d) and returns y (b t d) and the state after it (None when none was given). A mixer with
+    ``reads`` takes ``edges=`` too; one with ``writes`` or ``losses`` returns a third value. Training, prefill, chunked
+    prefill, decode and verification of several tokens are this one method at other lengths. With ``keep`` the returned
+    state can be cropped by up to that many of the call's last tokens.
+    """
+
+    causal_only: ClassVar[bool] = True
+    """A causal-only mixer is refused in a non-causal stack unless wrapped by ``bidirectional``."""
+
+    needs_context: ClassVar[bool] = False
+    """Cross-attention: the first call on a state needs ``context=``; later calls find it in the state."""
+
+    @abstractmethod
+    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
+        """The empty state of ``batch_size`` rows; with ``max_len``, buffers of that many tokens for good."""
+
+    @abstractmethod
+    def forward(
+        self, x: Float[Tensor, "b t d"], *, segments: Segments | None = None, state: State | None = None,
+        context: Context | None = None, keep: int = 0,
+    ) -> tuple[Tensor, State | None] | tuple[Tensor, State | None, Extras]: ...
+
+
+class ChannelMixer(_Part):
+    """Mixes along channels. Most have no state: ``init_state`` is then an empty tuple, and ``forward`` hands it on."""
+
+    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
+        """The empty state; none by default."""
+        return ()
+
+    @abstractmethod
+    def forward(
+        self, x: Float[Tensor, "b t d"], *, segments: Segments | None = None, state: State | None = None, keep: int = 0,
+    ) -> tuple[Tensor, State | None] | tuple[Tensor, State | None, Extras]: ...
+
+
+class Norm(nn.Module, ABC):
+    """Normalises the last axis, computing in float32 at least, and returns the dtype it was given."""
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor: ...
+
+
+class Position(nn.Module, ABC):
+    """Tells positions to a component at one ``site``: on queries and keys, or on the input of the stack."""
+
+    site: ClassVar[Literal["qk", "input"]]
+
+    @abstractmethod
+    def forward(self, x: Tensor, positions: Int[Tensor, "b t"]) -> Tensor:
+        """``x`` (b t h k at site ``qk``, b t d at ``input``) with its positions told; positions at pads are unspecified."""
+
+
+class BlockOutput(NamedTuple):
+    """What a block returns."""
+
+    x: Tensor
+    edges: dict[str, Tensor]
+    losses: dict[str, tuple[Tensor, Tensor]]
+    state: State | None
+
+
+class Block(nn.Module, ABC):
+    """Norms, mixers and residual wiring: one layer of a stack."""
+
+    @abstractmethod
+    def parts(self) -> dict[str, _Part]:
+        """The components inside, by attribute name, in the order in which they read and write edges."""
+
+    @abstractmethod
+    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
+        """The empty state of one visit."""
+
+    @abstractmethod
+    def forward(
+        self, x: Float[Tensor, "b t d"], edges: Edges, *, segments: Segments | None = None, state: State | None = None,
+        context: Context | None = None, keep: int = 0,
+    ) -> BlockOutput: ...
+
+
+class Stem(_Part):
+    """The input side: token ids (b t) to x (b t d). It writes the edges ``token_ids`` and ``embedding``."""
+
+    writes: tuple[str, ...] = ("token_ids", "embedding")
+
+    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
+        return ()
+
+    @abstractmethod
+    def forward(
+        self, inputs: Tensor, *, segments: Segments | None = None, state: State | None = None, keep: int = 0,
+    ) -> tuple[Tensor, State | None, Extras]: ...
+
+
+class Head(_Part):
+    """The output side: x (b t d) to scores (b t vocab)."""
+
+    @abstractmethod
+    def forward(self, x: Float[Tensor, "b t d"]) -> Tensor: ...
+
+
+# -- configs, one base a kind --------------------------------------------------------------------------------------
+
+
+class SequenceMixerConfig(ComponentConfig):
+    """Base of sequence mixers' configs; ``build`` returns a :class:`SequenceMixer`."""
+
+    kind: ClassVar[str] = "mixers"
+
+    @abstractmethod
+    def build(self, ctx: BuildContext) -> SequenceMixer: ...
+
+
+class ChannelMixerConfig(ComponentConfig):
+    """Base of channel mixers' configs."""
+
+    kind: ClassVar[str] = "channel_mixers"
+
+    @abstractmethod
+    def build(self, ctx: BuildContext) -> ChannelMixer: ...
+
+
+class NormConfig(ComponentConfig):
+    """Base of norms' configs; the width is ``ctx.d_model``."""
+
+    kind: ClassVar[str] = "norms"
+
+    @abstractmethod
+    def build(self, ctx: BuildContext) -> Norm: ...
+
+
+class PositionConfig(ComponentConfig):
+    """Base of positions' configs; the width is ``ctx.d_model`` (the head's width at site ``qk``)."""
+
+    kind: ClassVar[str] = "positions"
+    site: ClassVar[Literal["qk", "input", "any"]]
+
+    @abstractmethod
+    def build(self, ctx: BuildContext) -> Position | None: ...
+
+
+class BlockConfig(ComponentConfig):
+    """Base of blocks' configs. ``shared``: every layer of this name is one set of weights."""
+
+    kind: ClassVar[str] = "blocks"
+    default_type: ClassVar[str | None] = "prenorm"
+
+    shared: bool = False
+
+    @abstractmethod
+    def build(self, ctx: BuildContext) -> Block: ...
+
+
+class StemConfig(ComponentConfig):
+    """Base of stems' configs."""
+
+    kind: ClassVar[str] = "stems"
+
+    @abstractmethod
+    def build(self, ctx: BuildContext, vocab_size: int) -> Stem: ...
+
+
+class HeadConfig(ComponentConfig):
+    """Base of heads' configs."""
+
+    kind: ClassVar[str] = "heads"
+
+    @abstractmethod
+    def build(self, ctx: BuildContext, vocab_size: int, embedding: Tensor | None) -> Head:
+        """``embedding``: the stem's weight, for a tied head."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What a model shows of one of its stacks."""
+
+    name: str
+    pattern: str
+    layers: tuple[str, ...]
+    """Block name of each layer."""
+    blocks: Mapping[str, BlockConfig]
+    d_model: int
+
+
+class ModelConfig(ComponentConfig):
+    """Base of models' configs; ``build()`` returns the module."""
+
+    kind: ClassVar[str] = "models"
+
+    @abstractmethod
+    def stacks(self) -> tuple[Stack, ...]:
+        """Its stacks; show, plan and match read only that."""
+
+
+class TaskConfig(ComponentConfig):
+    """Base of tasks' configs. A task is no part of a model, so it is not built from a context: ``load(seed)`` gives it."""
+
+    kind: ClassVar[str] = "tasks"
+
+    @abstractmethod
+    def load(self, seed: int) -> Any:
+        """The ``hybridtf.tasks.Task``; ``seed`` draws its training data, never what is held out."""
+
+
+# -- projections ---------------------------------------------------------------------------------------------------
+
+
+def raw_weight(linear: nn.Module) -> Tensor | None:
+    """The weight of a plain ``nn.Linear`` that nothing has changed; None where only its ``forward`` tells the truth.
+
+    Hooks, parametrisations, subclasses (LoRA, quantised) answer None: the caller then runs the forward form.
+    """
+    if type(linear) is not nn.Linear:
+        return None
+    hooks = (
+        linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks, linear._backward_pre_hooks,
+    )
+    if any(hooks) or hasattr(linear, "parametrizations") or "forward" in vars(linear):
+        return None
+    return linear.weight

@@ -1,0 +1,134 @@
+"""What a parameter is for, and how it starts: from (seed, canonical name) alone, so that one rank and many start equal.
+
+A module states this in ``param_specs()``, by local parameter name (a dotted name reaches into a child). Parameters of
+``nn.Linear`` and ``nn.Embedding`` need no word; any other must have one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Generator, Tensor, nn
+
+from hybridtf.core.errors import ConfigError
+
+Role: TypeAlias = Literal["matrix", "embedding", "head", "norm", "bias", "state", "conv"]
+"""Matrices are multiplied with activations; ``state`` are parameters of a recurrence (decays, time steps, skips)."""
+
+NO_DECAY: frozenset[Role] = frozenset({"norm", "bias", "state"})
+"""Roles that weight decay leaves alone."""
+
+Init: TypeAlias = Callable[[Tensor, Generator], None]
+"""Fills a float32 CPU tensor in place, drawing only from the generator."""
+
+
+@dataclass(frozen=True)
+class ParamSpec:
+    """Role and start of one parameter. ``residual``: the last matrix of a residual branch, scaled by depth or zero."""
+
+    role: Role
+    init: Init
+    residual: bool = False
+
+
+def normal(std: float) -> Init:
+    def fill(tensor: Tensor, generator: Generator) -> None:
+        tensor.normal_(0.0, std, generator=generator)
+
+    return fill
+
+
+def uniform(low: float, high: float) -> Init:
+    def fill(tensor: Tensor, generator: Generator) -> None:
+        tensor.uniform_(low, high, generator=generator)
+
+    return fill
+
+
+def constant(value: float) -> Init:
+    def fill(tensor: Tensor, generator: Generator) -> None:
+        tensor.fill_(value)
+
+    return fill
+
+
+def log_uniform(low: float, high: float) -> Init:
+    """The logarithm of a number drawn evenly from [low, high] (Mamba-2's ``A_log``)."""
+
+    def fill(tensor: Tensor, generator: Generator) -> None:
+        tensor.uniform_(low, high, generator=generator).log_()
+
+    return fill
+
+
+def softplus_inverse_log_uniform(low: float, high: float, floor: float) -> Init:
+    """b with softplus(b) = max(dt, floor), log dt drawn evenly from [log low, log high] (Mamba's ``dt_bias``)."""
+
+    def fill(tensor: Tensor, generator: Generator) -> None:
+        tensor.uniform_(math.log(low), math.log(high), generator=generator).exp_().clamp_(min=floor)
+        tensor.add_(torch.log(-torch.expm1(-tensor)))
+
+    return fill
+
+
+def fan_in(weight: Tensor) -> Init:
+    """Normal with variance 1 / fan-in: unit-size inputs give unit-size outputs."""
+    return normal(max(weight[0].numel(), 1) ** -0.5 if weight.ndim > 1 and weight.shape[0] else 1.0)
+
+
+def _default_spec(module: nn.Module, name: str, param: Tensor) -> ParamSpec | None:
+    if isinstance(module, nn.Linear):
+        return ParamSpec("bias", constant(0.0)) if name == "bias" else ParamSpec("matrix", fan_in(param))
+    if isinstance(module, nn.Embedding):
+        return ParamSpec("embedding", normal(param.shape[1] ** -0.5))
+    return None
+
+
+def param_specs(model: nn.Module) -> dict[str, ParamSpec]:
+    """The spec of every parameter by canonical name; an outer module's word beats an inner one's.
+
+    Raises :class:`ConfigError` for a parameter that no module speaks for.
+    """
+    said: dict[str, ParamSpec] = {}
+    defaults: dict[str, ParamSpec] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        dot = f"{prefix}." if prefix else ""
+        declare: Callable[[], Mapping[str, ParamSpec]] | None = getattr(module, "param_specs", None)
+        for name, spec in (declare() if declare is not None else {}).items():
+            said.setdefault(dot + name, spec)
+        for name, param in module.named_parameters(recurse=False):
+            spec_or_none = _default_spec(module, name, param)
+            if spec_or_none is not None:
+                defaults[dot + name] = spec_or_none
+    specs = {}
+    for name, _ in model.named_parameters():
+        if name not in said and name not in defaults:
+            raise ConfigError(f"parameter {name!r} has no role: its module must name it in param_specs()")
+        specs[name] = said.get(name, defaults.get(name))
+    return specs  # type: ignore[return-value]
+
+
+def init_parameters(model: nn.Module, seed: int, *, residual_scale: float = 1.0) -> None:
+    """Fill every parameter from (``seed``, its name). Drawn in float32 on the CPU, so that all dtypes and devices agree.
+
+    ``residual_scale`` multiplies the matrices that end a residual branch; 0 silences the branches at the start.
+    Parameters on the meta device are left alone.
+    """
+    specs = param_specs(model)
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            if param.is_meta:
+                continue
+            spec = specs[name]
+            digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+            value = torch.zeros(param.shape, dtype=torch.float32)
+            spec.init(value, generator)
+            if spec.residual:
+                value.mul_(residual_scale)
+            param.copy_(value)

@@ -1,0 +1,180 @@
+"""Registries: which component has which name. Filled once from hooks, then read only.
+
+A registry holds config classes and presets of one kind. Everything that turns a name into a component asks
+:func:`active`, which loads the installed plugins on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hybridtf.core.errors import ConfigError, PluginError, UnknownNameError, known_names
+from hybridtf.core.kernels import KernelSet
+
+if TYPE_CHECKING:
+    from hybridtf.core.config import ComponentConfig
+
+KINDS: tuple[str, ...] = (
+    "mixers", "channel_mixers", "blocks", "norms", "positions", "stems", "heads", "models", "tasks",
+)
+"""The kinds of component, each with a registry of its own and a hook ``hybridtf_<kind>``."""
+
+
+BUILT_IN = "hybridtf"
+"""Under this plugin name the components of hybridtf itself are registered."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A second name for a component with some options fixed (``mqa`` is ``attention`` with one kv head).
+
+    ``options`` may not be given otherwise by a recipe; ``requires`` names options that must be given. A preset is
+    written back as its base type.
+    """
+
+    name: str
+    type: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    requires: tuple[str, ...] = ()
+
+    def expand(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The base component's options; raises :class:`ConfigError` on a conflict or a missing requirement."""
+        for key, fixed in self.options.items():
+            if key in given and given[key] != fixed:
+                raise ConfigError(f"{self.name!r} fixes {key} = {fixed!r}; use type = {self.type!r} to set {given[key]!r}")
+        for key in self.requires:
+            if key not in given:
+                raise ConfigError(f"{self.name!r} needs the option {key!r}")
+        return {**given, **self.options, "type": self.type}
+
+
+class Registry:
+    """Names of one kind of component."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._configs: dict[str, type[ComponentConfig]] = {}
+        self._presets: dict[str, Preset] = {}
+        self._origin: dict[str, str] = {}
+
+    def add(self, entry: type[ComponentConfig] | Preset, origin: str) -> None:
+        """Register a config class or a preset of plugin ``origin``; a taken name is refused."""
+        name = entry.name if isinstance(entry, Preset) else entry.type_name()
+        if name in self._origin:
+            raise PluginError(f"{self.kind}: the name {name!r} is already registered by {self._origin[name]}")
+        if isinstance(entry, Preset):
+            if entry.type not in self._configs:
+                raise PluginError(f"{self.kind}: preset {name!r} stands for {entry.type!r}, which is not registered")
+            unknown = sorted({*entry.options, *entry.requires} - set(self._configs[entry.type].model_fields))
+            if unknown:
+                raise PluginError(f"{self.kind}: preset {name!r} names {unknown[0]!r}, which is no option of {entry.type!r}")
+            self._presets[name] = entry
+        else:
+            self._configs[name] = entry
+        self._origin[name] = origin
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._origin
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._origin))
+
+    def names(self) -> list[str]:
+        """All names, presets included, sorted."""
+        return sorted(self._origin)
+
+    def configs(self) -> dict[str, type[ComponentConfig]]:
+        """Config classes by name, presets left out."""
+        return dict(sorted(self._configs.items()))
+
+    def presets(self) -> dict[str, Preset]:
+        return dict(sorted(self._presets.items()))
+
+    def origin(self, name: str) -> str:
+        """The plugin that registered the name."""
+        self._check(name)
+        return self._origin[name]
+
+    def get(self, name: str) -> type[ComponentConfig]:
+        """The config class of a name (of its base, for a preset)."""
+        self._check(name)
+        return self._configs[self._presets[name].type if name in self._presets else name]
+
+    def make(self, options: Mapping[str, Any]) -> ComponentConfig:
+        """The config that a table of options (with its ``type``) describes."""
+        name = options.get("type")
+        if not isinstance(name, str):
+            raise ConfigError(f"needs type = one of {', '.join(self.names()) or '(nothing is registered)'}")
+        self._check(name)
+        if name in self._presets:
+            options = self._presets[name].expand({k: v for k, v in options.items() if k != "type"})
+        return self.get(name)(**options)
+
+    def _check(self, name: str) -> None:
+        if name not in self._origin:
+            raise UnknownNameError(f"no {singular(self.kind)} named {name!r}. {known_names(name, self._origin)}")
+
+
+def singular(kind: str) -> str:
+    """``channel_mixers`` -> ``channel mixer``, for messages."""
+    return kind.removesuffix("s").replace("_", " ")
+
+
+@dataclass
+class Registries:
+    """Everything that is registered: one :class:`Registry` a kind, the kernels, recipe folders, and what went wrong."""
+
+    by_kind: dict[str, Registry] = field(default_factory=lambda: {kind: Registry(kind) for kind in KINDS})
+    kernels: KernelSet = field(default_factory=KernelSet)
+    recipe_folders: list[Path] = field(default_factory=list)
+    plugins: dict[str, str] = field(default_factory=dict)
+    """Loaded plugins: name -> version."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """Plugins that could not be loaded: name -> reason."""
+
+    def __getitem__(self, kind: str) -> Registry:
+        if kind not in self.by_kind:
+            raise UnknownNameError(f"no registry named {kind!r}. {known_names(kind, self.by_kind)}")
+        return self.by_kind[kind]
+
+
+_active: ContextVar[Registries | None] = ContextVar("hybridtf_registries", default=None)
+_default: Registries | None = None
+_loading = False
+
+
+def active() -> Registries:
+    """The registries in force: those of :func:`using`, else the installed plugins', loaded on first use."""
+    global _default, _loading
+    chosen = _active.get()
+    if chosen is not None:
+        return chosen
+    if _default is None:
+        if _loading:
+            raise PluginError(
+                "a component was looked up while plugins are still being loaded; make configs inside functions, "
+                "not when a module is imported"
+            )
+        _loading = True
+        try:
+            # Named by string, as the built-ins are: core stands below the plugin manager and does not import it.
+            _default = importlib.import_module("hybridtf.plugins").load_registries()
+        finally:
+            _loading = False
+    return _default
+
+
+@contextmanager
+def using(registries: Registries) -> Iterator[Registries]:
+    """Inside, :func:`active` answers ``registries`` (tests, embedding applications)."""
+    token = _active.set(registries)
+    try:
+        yield registries
+    finally:
+        _active.reset(token)

@@ -1,0 +1,154 @@
+"""Mamba-2 (https://arxiv.org/abs/2405.21060): a state with one decay a head, fed through a short convolution.
+
+    x, B, C = silu(conv(in_proj(u)));  dt = softplus(dt + dt_bias);  a = exp(-exp(A_log) dt)
+    S_t = a_t S_{t-1} + dt_t B_t x_t^T;  y_t = S_t^T C_t + D x_t;  out = out_proj(norm(y * silu(z)))
+
+Axes: b batch, t time, d d_model, h heads, p head_dim, g groups, n d_state, c conv channels.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from hybridtf.core import (
+    BuildContext,
+    Context,
+    Fixed,
+    ParamSpec,
+    Segments,
+    SequenceMixer,
+    SequenceMixerConfig,
+    State,
+    init,
+    with_history,
+)
+from hybridtf.core.init import fan_in
+from hybridtf.nn import GatedRMSNorm, ShortConv, accumulation_dtype
+
+
+class Mamba2Config(SequenceMixerConfig):
+    """Mamba-2. The inner width is ``expand * d_model``, or ``n_heads * head_dim`` where ``n_heads`` is given."""
+
+    type: Literal["mamba2"] = "mamba2"
+    d_state: int = Field(default=128, gt=0)
+    head_dim: int = Field(default=64, gt=0)
+    expand: float = Field(default=2.0, gt=0)
+    n_heads: int | None = Field(default=None, gt=0)
+    n_groups: int = Field(default=1, gt=0)
+    """Groups of heads that share B and C, and groups of channels of the output norm."""
+    d_conv: int = Field(default=4, gt=0)
+    conv_bias: bool = True
+    bias: bool = False
+    """Of ``in_proj`` and ``out_proj``."""
+    a_range: tuple[float, float] = (1.0, 16.0)
+    """The decay rates exp(A_log) start evenly in this range."""
+    dt_range: tuple[float, float] = (0.001, 0.1)
+    """The time steps start log-evenly in this range."""
+    dt_floor: float = Field(default=1e-4, gt=0)
+    dt_limit: tuple[float, float] | None = None
+    """Clamps the time step. None: no clamp."""
+    norm_first: bool = False
+    """Norm before the gate instead of after it."""
+    eps: float = Field(default=1e-5, gt=0)
+    chunk_size: int = Field(default=64, gt=0)
+    kernel: str = "auto"
+    conv_kernel: str = "auto"
+
+    @model_validator(mode="after")
+    def _ranges(self) -> Self:
+        for name in ("a_range", "dt_range", "dt_limit"):
+            pair = getattr(self, name)
+            if pair is not None and not (0 <= pair[0] <= pair[1] and (name == "dt_limit" or pair[0] > 0)):
+                raise ValueError(f"{name} = {list(pair)} must be two rising positive numbers")
+        if self.n_heads is not None and self.n_heads % self.n_groups:
+            raise ValueError(f"n_heads = {self.n_heads} is not divisible by n_groups = {self.n_groups}")
+        return self
+
+    @classmethod
+    def tiny(cls) -> Self:
+        return cls(d_state=5, head_dim=3, n_heads=4, n_groups=2, chunk_size=4)
+
+    def build(self, ctx: BuildContext) -> Mamba2:
+        return Mamba2(self, ctx)
+
+
+class Mamba2(SequenceMixer):
+    """See :class:`Mamba2Config`. Its state: the convolution's window and the matrix S (b h n p) of each head."""
+
+    def __init__(self, config: Mamba2Config, ctx: BuildContext) -> None:
+        super().__init__()
+        self.config = config
+        inner = config.n_heads * config.head_dim if config.n_heads else round(config.expand * ctx.d_model)
+        if inner % config.head_dim:
+            raise ctx.error(f"expand * d_model = {inner} is not divisible by head_dim = {config.head_dim}")
+        self.n_heads = inner // config.head_dim
+        if self.n_heads % config.n_groups:
+            raise ctx.error(f"{self.n_heads} heads are not divisible by n_groups = {config.n_groups}")
+        self.d_inner, self.d_bc = inner, config.n_groups * config.d_state
+        widths = {"z": inner, "x": inner, "b": self.d_bc, "c": self.d_bc, "dt": self.n_heads}
+        self.splits = {"in_proj": widths}
+        self.in_proj = nn.Linear(ctx.d_model, sum(widths.values()), bias=config.bias, **ctx.factory)
+        self.conv = ShortConv(
+            ctx.child("conv", d_model=inner + 2 * self.d_bc), config.d_conv, bias=config.conv_bias, activation="silu",
+            kernel=config.conv_kernel,
+        )
+        self.A_log = nn.Parameter(torch.empty(self.n_heads, **ctx.factory))
+        self.dt_bias = nn.Parameter(torch.empty(self.n_heads, **ctx.factory))
+        self.D = nn.Parameter(torch.empty(self.n_heads, **ctx.factory))
+        self.norm = GatedRMSNorm(
+            ctx.child("norm", d_model=inner), n_groups=config.n_groups, eps=config.eps, norm_first=config.norm_first
+        )
+        self.out_proj = nn.Linear(inner, ctx.d_model, bias=config.bias, **ctx.factory)
+        sizes = {"n_heads": self.n_heads, "head_dim": config.head_dim, "d_state": config.d_state, "n_groups": config.n_groups}
+        self.ssd = ctx.bind_kernel("ssd", config.kernel, sizes=sizes)
+
+    def param_specs(self) -> dict[str, ParamSpec]:
+        low, high = self.config.dt_range
+        return {
+            "A_log": ParamSpec("state", init.log_uniform(*self.config.a_range)),
+            "dt_bias": ParamSpec("state", init.softplus_inverse_log_uniform(low, high, self.config.dt_floor)),
+            "D": ParamSpec("state", init.constant(1.0)),
+            "out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True),
+        }
+
+    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
+        conv = self.conv.init_state(batch_size)
+        shape = (batch_size, self.n_heads, self.config.d_state, self.config.head_dim)
+        S = torch.zeros(shape, dtype=accumulation_dtype(self.ssd.dtype), device=self.ssd.device)
+        return {"conv": conv, "ssm": Fixed({"S": S}, conv.length.clone())}
+
+    def forward(
+        self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, context: Context | None = None,
+        keep: int = 0,
+    ) -> tuple[Tensor, State | None]:
+        if state is None or keep == 0:
+            return self._mix(x, segments, state)
+        return with_history(self._mix, x, segments, state, keep)
+
+    def _mix(self, u: Tensor, segments: Segments | None, state: State | None) -> tuple[Tensor, State | None]:
+        config = self.config
+        z, xbc, dt = self.in_proj(u).split([self.d_inner, self.d_inner + 2 * self.d_bc, self.n_heads], dim=-1)
+        xbc, conv = self.conv(xbc, segments, None if state is None else state["conv"])
+        x, b, c = xbc.split([self.d_inner, self.d_bc, self.d_bc], dim=-1)
+        x = x.unflatten(-1, (self.n_heads, config.head_dim))  # [b, t, h, p]
+        b, c = (y.unflatten(-1, (config.n_groups, config.d_state)) for y in (b, c))  # [b, t, g, n]
+        wide = accumulation_dtype(u.dtype)
+        dt = F.softplus(dt.to(wide) + self.dt_bias.to(wide))
+        if config.dt_limit is not None:
+            dt = dt.clamp(*config.dt_limit)
+        log_a = -self.A_log.to(wide).exp() * dt  # [b, t, h]
+        y, S = self.ssd(
+            c, b, (x * dt[..., None]).to(x.dtype), log_a, initial_state=None if state is None else state["ssm"]["S"],
+            segments=segments, chunk_size=config.chunk_size, n_tokens=u.shape[1],
+        )
+        y = y + self.D.to(y.dtype)[:, None] * x
+        out = self.out_proj(self.norm(y.flatten(-2), z))
+        if state is None:
+            return out, None
+        ssm = state["ssm"].advance({"S": S}, segments, u.shape[1])
+        return out, {"conv": conv, "ssm": ssm}

@@ -1,0 +1,42 @@
+"""Models: the composer, stems, heads, and what stands on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hybridtf.core import ComponentConfig
+from hybridtf.hookspecs import hookimpl
+from hybridtf.models.compose import Stack, build_stack
+from hybridtf.models.generation import GeneratedToken, GenerationConfig, generate, stream
+from hybridtf.models.heads import LMHead, LMHeadConfig
+from hybridtf.models.language_model import (
+    IGNORED,
+    LanguageModel,
+    LanguageModelConfig,
+    LanguageModelOutput,
+    Loss,
+)
+from hybridtf.models.pattern import expand_pattern, print_pattern
+from hybridtf.models.stems import TokenEmbedding, TokenEmbeddingConfig
+from hybridtf.models.weights import load_weights, save_weights
+
+__all__ = [
+    "IGNORED", "GeneratedToken", "GenerationConfig", "LMHead", "LMHeadConfig", "LanguageModel", "LanguageModelConfig",
+    "LanguageModelOutput", "Loss", "Stack", "TokenEmbedding", "TokenEmbeddingConfig", "build_stack", "expand_pattern",
+    "generate", "load_weights", "print_pattern", "save_weights", "stream",
+]
+
+
+@hookimpl
+def hybridtf_stems() -> Sequence[type[ComponentConfig]]:
+    return (TokenEmbeddingConfig,)
+
+
+@hookimpl
+def hybridtf_heads() -> Sequence[type[ComponentConfig]]:
+    return (LMHeadConfig,)
+
+
+@hookimpl
+def hybridtf_models() -> Sequence[type[ComponentConfig]]:
+    return (LanguageModelConfig,)

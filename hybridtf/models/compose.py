@@ -1,0 +1,90 @@
+"""The composer: named blocks and a pattern become a stack of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from hybridtf.core import Block, BlockConfig, BlockOutput, BuildContext, ConfigError, Context, Edges, Segments, State, nearest
+from hybridtf.models.pattern import print_pattern
+
+
+class Stack(nn.Module):
+    """Layers in order. ``layers`` holds each set of weights once; ``order`` names the one each layer visits.
+
+    State is per visit, weights per name: a shared block is visited by many layers.
+    """
+
+    def __init__(self, layers: tuple[str, ...], blocks: Mapping[str, BlockConfig], ctx: BuildContext) -> None:
+        super().__init__()
+        self.layer_names = layers
+        self.layers = nn.ModuleDict()
+        order = []
+        for i, name in enumerate(layers):
+            key = name if blocks[name].shared else str(i)
+            if key not in self.layers:
+                where = ctx.child(f"blocks.{name}", layer_idx=i, n_layers=len(layers))
+                self.layers[key] = blocks[name].build(where)
+            order.append(key)
+        self.order = tuple(order)
+        self.checkpointed: frozenset[int] = frozenset()
+        """Layers whose activations are recomputed in the backward pass."""
+
+    def blocks(self) -> list[Block]:
+        """The block of each layer, in order; a shared one comes once a visit."""
+        return [self.layers[key] for key in self.order]  # type: ignore[misc]
+
+    def init_state(self, batch_size: int, max_len: int | None = None) -> tuple[State, ...]:
+        return tuple(block.init_state(batch_size, max_len) for block in self.blocks())
+
+    def forward(
+        self, x: Tensor, edges: Edges, *, segments: Segments | None = None, state: tuple[State, ...] | None = None,
+        context: Context | None = None, keep: int = 0,
+    ) -> BlockOutput:
+        losses: dict[str, tuple[Tensor, Tensor]] = {}
+        states: list[State] = []
+        edges = dict(edges)
+        for i, block in enumerate(self.blocks()):
+            options = {
+                "segments": segments, "state": None if state is None else state[i], "context": context, "keep": keep,
+            }
+            if i in self.checkpointed and state is None and torch.is_grad_enabled():
+                out = checkpoint(block, x, edges, use_reentrant=False, **options)
+            else:
+                out = block(x, edges, **options)
+            x, edges = out.x, out.edges
+            states.append(out.state)
+            for name, (total, count) in out.losses.items():
+                before = losses.get(name)
+                losses[name] = (total, count) if before is None else (before[0] + total, before[1] + count)
+        return BlockOutput(x, edges, losses, None if state is None else tuple(states))
+
+
+def build_stack(
+    layers: tuple[str, ...], blocks: Mapping[str, BlockConfig], ctx: BuildContext, *, edges: tuple[str, ...] = ()
+) -> Stack:
+    """Build the layers and check what crosses them: every edge that a component reads needs an earlier writer.
+
+    Raises :class:`ConfigError` for a block that no layer uses and for an edge that nobody wrote, naming the layer.
+    """
+    unused = sorted(set(blocks) - set(layers))
+    if unused:
+        raise ctx.error(
+            f"block {unused[0]!r} is used by no layer of the pattern {print_pattern(layers)!r}; use it or take it out"
+        )
+    stack = Stack(layers, blocks, ctx)
+    written = set(edges)
+    for i, (name, block) in enumerate(zip(layers, stack.blocks(), strict=True)):
+        for part_name, part in block.parts().items():
+            for edge in part.reads:
+                if edge not in written:
+                    hint = nearest(edge, written)
+                    raise ConfigError(
+                        f"{ctx.where}.blocks.{name}.{part_name}: layer {i} reads the edge {edge!r}, which no earlier component "
+                        f"writes. {f'Did you mean {hint!r}? ' if hint else ''}Written before it: {', '.join(sorted(written)) or 'none'}"
+                    )
+            written.update(part.writes)
+    return stack

@@ -1,0 +1,175 @@
+"""``language_model``: stem, stack, final norm, head; one causal stack over tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+import torch
+import torch.nn.functional as F
+from pydantic import BeforeValidator, Field
+from torch import Tensor, nn
+
+from hybridtf.core import (
+    BlockConfig,
+    BuildContext,
+    Component,
+    ConfigError,
+    Head,
+    HeadConfig,
+    ModelConfig,
+    NormConfig,
+    Segments,
+    Stack as StackView,
+    State,
+    StemConfig,
+    active,
+    init_parameters,
+)
+from hybridtf.models.compose import build_stack
+from hybridtf.models.heads import LMHeadConfig
+from hybridtf.models.pattern import expand_pattern, print_pattern
+from hybridtf.models.stems import TokenEmbeddingConfig
+from hybridtf.nn import RMSNormConfig
+
+IGNORED = -100
+"""A target that is not scored."""
+
+
+def _default_block_type(value: Any) -> Any:
+    return {"type": "prenorm", **value} if isinstance(value, Mapping) else value
+
+
+class LanguageModelConfig(ModelConfig):
+    """A stack of named blocks over tokens. ``pattern`` says which block each layer is; see ``recipes/README.md``."""
+
+    type: Literal["language_model"] = "language_model"
+    vocab_size: int = Field(gt=0)
+    d_model: int = Field(gt=0)
+    n_layers: int | None = Field(default=None, gt=0)
+    """Needed where the pattern has a bare star; else it must equal what the pattern gives."""
+    pattern: str
+    blocks: dict[str, Annotated[Component[BlockConfig], BeforeValidator(_default_block_type)]]
+    """Blocks by name; without a ``type`` a block is ``prenorm``."""
+    max_seq_len: int = Field(default=2048, gt=0)
+    """The length that length-dependent parts are made for. Only a learned position table makes it a limit."""
+    stem: Component[StemConfig] = Field(default_factory=TokenEmbeddingConfig)
+    head: Component[HeadConfig] = Field(default_factory=LMHeadConfig)
+    final_norm: Component[NormConfig] = Field(default_factory=RMSNormConfig)
+    residual_init: Literal["depth", "zero"] = "depth"
+    """Matrices that end a residual branch start scaled by (2 n_layers)^-0.5, or at zero."""
+
+    @classmethod
+    def tiny(cls) -> Self:
+        block = active()["blocks"].get("prenorm").tiny()
+        return cls(vocab_size=11, d_model=8, pattern="a*2", blocks={"a": block}, max_seq_len=64)  # type: ignore[dict-item]
+
+    def layers(self) -> tuple[str, ...]:
+        """Block name of each layer."""
+        return expand_pattern(self.pattern, self.blocks, self.n_layers)
+
+    def stacks(self) -> tuple[StackView, ...]:
+        layers = self.layers()
+        return (StackView("decoder", print_pattern(layers), layers, self.blocks, self.d_model),)
+
+    def build(self, ctx: BuildContext | None = None) -> LanguageModel:
+        """The model. ``ctx`` gives device, dtypes, kernels and seed; the rest of it comes from this config."""
+        return LanguageModel(self, ctx or BuildContext(d_model=self.d_model))
+
+
+@dataclass(frozen=True, eq=False)
+class LanguageModelOutput:
+    """``logits`` (b t vocab), or (b vocab) for the last real token of each row, or None; the state after the call;
+    auxiliary losses as (sum, count)."""
+
+    logits: Tensor | None
+    state: State | None
+    losses: Mapping[str, tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """Cross-entropy in nats summed over ``count`` scored tokens, and auxiliary losses as (sum, count)."""
+
+    total: Tensor
+    count: Tensor
+    losses: Mapping[str, tuple[Tensor, Tensor]]
+
+    def mean(self) -> Tensor:
+        """Nats a scored token; 0 where nothing is scored."""
+        return self.total / self.count.clamp(min=1)
+
+
+class LanguageModel(nn.Module):
+    """See :class:`LanguageModelConfig`."""
+
+    def __init__(self, config: LanguageModelConfig, ctx: BuildContext) -> None:
+        super().__init__()
+        self.config = config
+        layers = config.layers()
+        ctx = ctx.child(
+            "model", d_model=config.d_model, n_layers=len(layers), max_seq_len=config.max_seq_len, causal=True, defer_init=True
+        )
+        if ctx.mesh is not None:
+            raise ConfigError("language_model: a device mesh was given, and none of its parts says yet how it shards")
+        self.seed = ctx.seed
+        self.stem = config.stem.build(ctx.child("stem"), config.vocab_size)
+        edges = ("token_ids", "embedding", *self.stem.writes)
+        self.stack = build_stack(layers, config.blocks, ctx, edges=edges)
+        self.final_norm = config.final_norm.build(ctx.child("final_norm"))
+        embedding = getattr(getattr(self.stem, "embedding", None), "weight", None)
+        self.head: Head = config.head.build(ctx.child("head"), config.vocab_size, embedding)
+        self.reset_parameters()
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def reset_parameters(self, seed: int | None = None) -> None:
+        """Fill every parameter from (seed, its name): after ``to_empty`` this equals a normal build."""
+        depth = (2 * len(self.stack.order)) ** -0.5
+        scale = 0.0 if self.config.residual_init == "zero" else depth
+        init_parameters(self, self.seed if seed is None else seed, residual_scale=scale)
+
+    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
+        """The empty state of ``batch_size`` rows. With ``max_len``, buffers of that many tokens, made once."""
+        return {"stem": self.stem.init_state(batch_size, max_len), "layers": self.stack.init_state(batch_size, max_len)}
+
+    def forward(
+        self, token_ids: Tensor, *, segments: Segments | None = None, state: State | None = None, keep: int = 0,
+        logits: Literal["all", "last", "none"] = "all",
+    ) -> LanguageModelOutput:
+        """Token ids (b t) to logits.
+
+        ``segments`` says padding and packing; ``state`` is what an earlier call or :meth:`init_state` returned, and is
+        consumed; with ``keep`` the new state can be cropped by that many tokens. ``logits = "last"`` computes only those
+        of each row's last real token.
+        """
+        x, stem_state, extras = self.stem(
+            token_ids, segments=segments, state=None if state is None else state["stem"], keep=keep
+        )
+        out = self.stack(
+            x, extras.edges, segments=segments, state=None if state is None else state["layers"], keep=keep
+        )
+        new_state = None if state is None else {"stem": stem_state, "layers": out.state}
+        if logits == "none":
+            return LanguageModelOutput(None, new_state, out.losses)
+        hidden = _last_real(out.x, segments) if logits == "last" else out.x
+        return LanguageModelOutput(self.head(self.final_norm(hidden)), new_state, out.losses)
+
+    def loss(self, inputs: Tensor, targets: Tensor, segments: Segments | None = None) -> Loss:
+        """Cross-entropy of ``targets`` (b t; -100 is not scored) given ``inputs`` (b t), in float32 at least."""
+        out = self(inputs, segments=segments)
+        scores = out.logits.flatten(0, 1)
+        scores = scores if scores.dtype == torch.float64 else scores.float()
+        total = F.cross_entropy(scores, targets.flatten(), ignore_index=IGNORED, reduction="sum")
+        return Loss(total, (targets != IGNORED).sum(), out.losses)
+
+
+def _last_real(x: Tensor, segments: Segments | None) -> Tensor:
+    if segments is None:
+        return x[:, -1]
+    steps = torch.arange(x.shape[1], device=x.device)
+    last = torch.where(segments.real, steps, torch.zeros_like(steps)).amax(1)
+    return x[torch.arange(x.shape[0], device=x.device), last]

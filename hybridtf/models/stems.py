@@ -1,0 +1,85 @@
+"""Stems: from token ids to the residual stream."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from hybridtf.core import BuildContext, Component, DataError, Extras, Fixed, PositionConfig, Segments, State, Stem, StemConfig
+from hybridtf.nn import NoPositionConfig
+
+
+class TokenEmbeddingConfig(StemConfig):
+    """A learned vector for each token, optionally scaled, with positions added where a position of site ``input`` is given."""
+
+    type: Literal["token_embedding"] = "token_embedding"
+    position: Component[PositionConfig] = Field(default_factory=NoPositionConfig)
+    scale: float = Field(default=1.0, gt=0)
+    """Multiplies the embedding (Gemma: d_model ** 0.5)."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+
+    @classmethod
+    def tiny(cls) -> Self:
+        return cls()
+
+    def build(self, ctx: BuildContext, vocab_size: int) -> TokenEmbedding:
+        return TokenEmbedding(self, ctx, vocab_size)
+
+
+class TokenEmbedding(Stem):
+    """See :class:`TokenEmbeddingConfig`. Its state, only with positions: the tokens seen so far."""
+
+    def __init__(self, config: TokenEmbeddingConfig, ctx: BuildContext, vocab_size: int) -> None:
+        super().__init__()
+        self.scale = config.scale
+        if type(config.position).site == "qk":
+            raise ctx.error(f"position {config.position.type_name()!r} turns queries and keys: give it to a mixer")
+        self.embedding = nn.Embedding(vocab_size, ctx.d_model, **ctx.factory)
+        self.position = config.position.build(ctx.child("position"))
+        self.dropout = nn.Dropout(config.dropout)
+
+    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
+        if self.position is None:
+            return ()
+        return Fixed({}, torch.zeros(batch_size, dtype=torch.int64, device=self.embedding.weight.device))
+
+    def forward(
+        self, inputs: Tensor, *, segments: Segments | None = None, state: State | None = None, keep: int = 0
+    ) -> tuple[Tensor, State | None, Extras]:
+        """``inputs`` (b t) int64 to x (b t d); raises :class:`DataError` for an id outside the vocabulary."""
+        self._check(inputs)
+        embedded = self.embedding(inputs)
+        x = embedded * self.scale if self.scale != 1.0 else embedded
+        if self.position is not None:
+            length = state.length if isinstance(state, Fixed) else None
+            if segments is None:
+                positions = torch.arange(inputs.shape[1], device=inputs.device).expand_as(inputs)
+                positions = positions if length is None else positions + length[:, None]
+            else:
+                positions = torch.where(segments.real, segments.positions(length), torch.zeros_like(inputs))
+            x = self.position(x, positions)
+            if isinstance(state, Fixed):
+                state = _counted(state, segments, inputs.shape[1], keep)
+        return self.dropout(x), state, Extras(edges={"token_ids": inputs, "embedding": x})
+
+    def _check(self, inputs: Tensor) -> None:
+        if torch.compiler.is_compiling() or not inputs.numel() or inputs.is_meta:
+            return
+        low, high = (int(v) for v in torch.aminmax(inputs))
+        n = self.embedding.num_embeddings
+        if low < 0 or high >= n:
+            raise DataError(f"token id {low if low < 0 else high} is outside the vocabulary of {n}")
+
+
+def _counted(state: Fixed, segments: Segments | None, n_tokens: int, keep: int) -> Fixed:
+    """The count after the call. A count can be cropped by any amount within the document: every earlier one is known."""
+    before = state.length
+    after = state.advance({}, segments, n_tokens)
+    if keep:
+        steps = torch.arange(min(keep, n_tokens), 0, -1, device=before.device)
+        past = after.length[:, None] - steps
+        after.past_length = torch.where(past >= 0, past, torch.full_like(past, -1))
+    return after

@@ -1,0 +1,14 @@
+"""Ops: pure tensor functions, one folder each, with a reference that defines the meaning and faster forms beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hybridtf.core import Kernel
+from hybridtf.hookspecs import hookimpl
+from hybridtf.ops import attention, short_conv, ssd
+
+
+@hookimpl
+def hybridtf_kernels() -> Sequence[Kernel]:
+    return (*attention.KERNELS, *short_conv.KERNELS, *ssd.KERNELS)
