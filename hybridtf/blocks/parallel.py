@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import model_validator
 from torch import Tensor
@@ -41,7 +41,7 @@ class Parallel(Wiring):
         context: Context | None = None, keep: int = 0,
     ) -> BlockOutput:
         seen = BranchResult(edges)
-        call = {"segments": segments, "state": state, "context": context, "keep": keep}
+        call: dict[str, Any] = {"segments": segments, "state": state, "context": context, "keep": keep}
         normed = self.mixer_norm(x)
         mixed = self.branch("mixer", normed, seen, **call)
         changed = self.branch("channel_mixer", normed if self.shared_norm else self.channel_norm(x), seen, **call)

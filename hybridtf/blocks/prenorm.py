@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -27,7 +27,7 @@ class PreNorm(Wiring):
         context: Context | None = None, keep: int = 0,
     ) -> BlockOutput:
         seen = BranchResult(edges)
-        call = {"segments": segments, "state": state, "context": context, "keep": keep}
+        call: dict[str, Any] = {"segments": segments, "state": state, "context": context, "keep": keep}
         if self.mixer is not None:
             x = x + self.branch("mixer", self.mixer_norm(x), seen, **call)
         if self.channel_mixer is not None:

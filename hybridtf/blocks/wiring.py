@@ -105,4 +105,5 @@ class Wiring(Block):
             before = seen.losses.get(loss)
             seen.losses[loss] = (total, count) if before is None else (before[0] + total, before[1] + count)
         seen.state[name] = result[1]
-        return self.drop_path(self.dropout(result[0]))
+        y: Tensor = self.drop_path(self.dropout(result[0]))
+        return y

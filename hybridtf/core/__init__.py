@@ -1,7 +1,7 @@
 """The contracts: all that a plugin author needs."""
 
 from hybridtf.core import init
-from hybridtf.core.config import BuildContext, Component, ComponentConfig, component_schema
+from hybridtf.core.config import BuildContext, Component, ComponentConfig, ConfigTable, component_schema
 from hybridtf.core.contracts import (
     LAWS,
     Block,
@@ -69,7 +69,7 @@ from hybridtf.core.states import (
 
 __all__ = [
     "DTYPES", "KINDS", "LAWS", "NO_DECAY", "PHASES", "Block", "BlockConfig", "BlockOutput", "BuildContext", "ChannelMixer",
-    "ChannelMixerConfig", "CheckpointError", "Component", "ComponentConfig", "ConfigError", "Context", "DataError", "Edges",
+    "ChannelMixerConfig", "CheckpointError", "Component", "ComponentConfig", "ConfigError", "ConfigTable", "Context", "DataError", "Edges",
     "Extras", "Fixed", "Growing", "Head", "HeadConfig", "HybridTFError", "Init", "Kernel", "KernelError", "KernelRequest",
     "KernelSet", "Law", "LengthError", "Losses", "ModelConfig", "NonFiniteError", "Norm", "NormConfig", "OpKernel",
     "ParamSpec", "Phase", "PluginError", "Position", "PositionConfig", "Preset", "RecipeError", "Registries", "Registry",

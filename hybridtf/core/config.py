@@ -18,7 +18,7 @@ from torch import nn
 from hybridtf.core.errors import ConfigError, HybridTFError, PluginError, RecipeError, known_names, nearest
 from hybridtf.core.init import init_parameters
 from hybridtf.core.kernels import KernelSet, OpKernel
-from hybridtf.core.registry import BUILT_IN, active, singular
+from hybridtf.core.registry import BUILT_IN, Preset, active, singular
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -99,9 +99,10 @@ class ConfigTable(BaseModel):
 
 
 class ComponentConfig(ConfigTable):
-    """Base of every component's config. A subclass gives ``type: Literal["name"] = "name"``, its options, ``tiny`` and ``build``.
+    """Base of every component's config.
 
-    No option may have both a default that is not None and a meaningful None.
+    A subclass gives ``type: Literal["name"] = "name"``, its options, ``tiny`` and ``build``. No option may
+    have both a default that is not None and a meaningful None.
     """
 
     kind: ClassVar[str] = ""
@@ -131,7 +132,7 @@ class ComponentConfig(ConfigTable):
         """The smallest honest instance, for contract tests."""
         raise NotImplementedError(f"{cls.__name__} has no tiny()")
 
-    def build(self, ctx: BuildContext) -> Any:
+    def build(self, ctx: BuildContext, *args: Any, **kwargs: Any) -> Any:
         """The module. Its parameters are filled from (``ctx.seed``, name) unless ``ctx.defer_init``."""
         raise NotImplementedError(f"{type(self).__name__} has no build(ctx)")
 
@@ -139,6 +140,8 @@ class ComponentConfig(ConfigTable):
 def _plain(value: Any) -> Any:
     if isinstance(value, ConfigTable):
         return value.to_dict()
+    if isinstance(value, BaseModel):
+        return _plain(value.model_dump(exclude_none=True))
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
@@ -195,6 +198,9 @@ def _plugin_of(config: ComponentConfig) -> str | None:
 T = TypeVar("T")
 
 
+_KIND = "hybridtf_kind"
+
+
 class _ComponentField:
     """Makes a field validate through the registry of its base's kind."""
 
@@ -211,12 +217,16 @@ class _ComponentField:
             return active()[base.kind].make(value)
 
         return core_schema.no_info_plain_validator_function(
-            validate, serialization=core_schema.plain_serializer_function_ser_schema(lambda config: config.to_dict())
+            validate, metadata={_KIND: base.kind},
+            serialization=core_schema.plain_serializer_function_ser_schema(lambda config: config.to_dict()),
         )
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        base = schema["function"]["function"].__closure__[0].cell_contents  # type: ignore[typeddict-item]
-        return {"$ref": f"#/$defs/{base.kind}"}
+        # Not a $ref yet: pydantic follows those, and the definitions exist only once all kinds are put together.
+        inner: dict[str, Any] = dict(schema)
+        while _KIND not in inner.get("metadata", {}):
+            inner = inner["schema"]  # another validator stands around the field's own
+        return {_KIND: inner["metadata"][_KIND]}
 
 
 Component: TypeAlias = Annotated[T, _ComponentField()]
@@ -237,18 +247,25 @@ def component_schema(kinds: typing.Iterable[str] | None = None) -> dict[str, Any
             defs[f"{kind}.{name}"] = schema
             choices.append({"$ref": f"#/$defs/{kind}.{name}"})
         for name, preset in registries[kind].presets().items():
-            defs[f"{kind}.{name}"] = _preset_schema(preset.type, name, preset.options, preset.requires, defs[f"{kind}.{preset.type}"])
+            defs[f"{kind}.{name}"] = _preset_schema(name, preset, defs[f"{kind}.{preset.type}"])
             choices.append({"$ref": f"#/$defs/{kind}.{name}"})
         defs[kind] = {"oneOf": choices} if choices else {"not": {}}
-    return defs
+    linked: dict[str, Any] = _linked(defs)
+    return linked
 
 
-def _preset_schema(
-    base: str, name: str, options: Mapping[str, Any], requires: tuple[str, ...], schema: dict[str, Any]
-) -> dict[str, Any]:
-    properties = {k: v for k, v in schema["properties"].items() if k not in options}
-    properties["type"] = {"const": name, "description": f"{base} with {dict(options)}"}
-    required = sorted({*(r for r in schema.get("required", ()) if r not in options), *requires})
+def _linked(schema: Any) -> Any:
+    """The schema with every component field as a reference to the choice of its kind."""
+    if isinstance(schema, dict):
+        out = {key: _linked(item) for key, item in schema.items() if key != _KIND}
+        return {"$ref": f"#/$defs/{schema[_KIND]}", **out} if _KIND in schema else out
+    return [_linked(item) for item in schema] if isinstance(schema, list) else schema
+
+
+def _preset_schema(name: str, preset: Preset, schema: dict[str, Any]) -> dict[str, Any]:
+    properties = {**schema["properties"], **{key: {"const": value} for key, value in preset.options.items()}}
+    properties["type"] = {"const": name, "description": f"{preset.type} with {dict(preset.options)}"}
+    required = sorted({"type", *(r for r in schema.get("required", ()) if r not in preset.options), *preset.requires})
     return {**schema, "title": name, "properties": properties, "required": required}
 
 
@@ -280,7 +297,8 @@ def _faults(detail: ErrorDetails, config: type[BaseModel]) -> list[tuple[str, st
     given = "" if isinstance(detail["input"], Mapping) else f", got {detail['input']!r}"
     hint = ""
     if detail["type"] == "literal_error" and isinstance(detail["input"], str):
-        near = nearest(detail["input"], [w.strip("'") for w in str(detail.get("ctx", {}).get("expected", "")).replace(" or ", ", ").split(", ")])
+        allowed = str(detail.get("ctx", {}).get("expected", "")).replace(" or ", ", ").split(", ")
+        near = nearest(detail["input"], [word.strip("'") for word in allowed])
         hint = f". Did you mean {near!r}?" if near else ""
     return [(loc, f"{detail['msg'][0].lower()}{detail['msg'][1:]}{given}{hint}")]
 

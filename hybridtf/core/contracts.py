@@ -245,8 +245,8 @@ class HeadConfig(ComponentConfig):
     kind: ClassVar[str] = "heads"
 
     @abstractmethod
-    def build(self, ctx: BuildContext, vocab_size: int, embedding: Tensor | None) -> Head:
-        """``embedding``: the stem's weight, for a tied head."""
+    def build(self, ctx: BuildContext, vocab_size: int, embedding: nn.Embedding | None) -> Head:
+        """``embedding``: the stem's embedding, for a tied head; None where it has none."""
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ class OpKernel(nn.Module):
         return self.probe.dtype
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OpKernel:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.fill()
         return self
 
@@ -190,8 +190,8 @@ class OpKernel(nn.Module):
 
 def kernels_used(module: nn.Module) -> dict[str, dict[str, str]]:
     """For every op of a model, by module name: the kernel of each phase in the module's own dtype."""
-    used = {}
+    used: dict[str, dict[str, str]] = {}
     for name, child in module.named_modules():
         if isinstance(child, OpKernel):
-            used[name] = {phase: child.chosen.get((phase, child.probe.dtype), "none") for phase in PHASES}
+            used[name] = {str(phase): child.chosen.get((phase, child.probe.dtype), "none") for phase in PHASES}
     return used

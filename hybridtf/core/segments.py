@@ -5,14 +5,36 @@ Axes: b batch, t time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from typing import Any, Generic, Self, TypeVar, overload
 
 import torch
 from torch import Tensor
 
 from hybridtf.core.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class derived(Generic[T]):
+    """A property that is computed once an object. Unlike ``functools.cached_property`` it takes no lock on Python 3.11,
+    which ``torch.compile`` cannot trace.
+    """
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        self.make, self.name, self.__doc__ = make, make.__name__, make.__doc__
+
+    @overload
+    def __get__(self, owner: None, kind: type) -> Self: ...
+    @overload
+    def __get__(self, owner: object, kind: type) -> T: ...
+    def __get__(self, owner: object | None, kind: type) -> T | Self:
+        if owner is None:
+            return self
+        value = self.make(owner)
+        object.__setattr__(owner, self.name, value)
+        return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,18 +116,18 @@ class Segments:
 
     # -- derived -----------------------------------------------------------------------------------------------------
 
-    @cached_property
+    @derived
     def real(self) -> Tensor:
         """(b t) bool: not padding."""
         return self.ids > 0
 
-    @cached_property
+    @derived
     def effective(self) -> Tensor:
         """(b t) int64: ``ids`` with each pad given the id of the last real token before it, or ``carried`` before any."""
         seen = torch.where(self.real, self.ids, torch.zeros_like(self.ids)).cummax(1).values if self.ids.shape[1] else self.ids
         return torch.where(seen > 0, seen, self.carried[:, None])
 
-    @cached_property
+    @derived
     def first_id(self) -> Tensor:
         """(b) int64: id of the row's first real token, 0 for a row of pads alone."""
         if self.ids.shape[1] == 0:
@@ -114,24 +136,24 @@ class Segments:
         first = torch.where(self.real, self.ids, torch.full_like(self.ids, big)).amin(1)
         return torch.where(first == big, torch.zeros_like(first), first)
 
-    @cached_property
+    @derived
     def last_id(self) -> Tensor:
         """(b) int64: id of the row's last real token, 0 for a row of pads alone."""
         if self.ids.shape[1] == 0:
             return torch.zeros_like(self.continues, dtype=torch.int64)
         return self.ids.amax(1)
 
-    @cached_property
+    @derived
     def carried(self) -> Tensor:
         """(b) int64: the id under which the incoming state's document runs in this call; -1 if it has no token here."""
         return torch.where(self.continues & (self.first_id > 0), self.first_id, torch.full_like(self.first_id, -1))
 
-    @cached_property
+    @derived
     def keeps_state(self) -> Tensor:
         """(b) bool: the outgoing state's document is the incoming one (continued to the end, or the row is all pads)."""
         return (self.last_id == 0) | (self.last_id == self.carried)
 
-    @cached_property
+    @derived
     def starts(self) -> Tensor:
         """(b t) bool: a real token that begins a document which the incoming state does not hold."""
         before = self.effective.roll(1, dims=1)
@@ -139,7 +161,7 @@ class Segments:
             before = torch.cat([self.carried[:, None], before[:, 1:]], dim=1)
         return self.real & (self.ids != before)
 
-    @cached_property
+    @derived
     def position(self) -> Tensor:
         """(b t) int64: how many real tokens of the same document come earlier in this call (at a pad: unspecified)."""
         count = self.real.to(torch.int64).cumsum(1) - self.real.to(torch.int64)
@@ -147,7 +169,7 @@ class Segments:
         base = torch.where(new, count, torch.zeros_like(count)).cummax(1).values if count.shape[1] else count
         return count - base
 
-    @cached_property
+    @derived
     def in_last(self) -> Tensor:
         """(b t) bool: real tokens of the row's last document, the one the outgoing state belongs to."""
         return self.real & (self.ids == self.last_id[:, None])

@@ -7,7 +7,7 @@ Axes: b batch, t time, s keys, d d_model, h heads, g kv heads, k head_dim.
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -125,7 +125,7 @@ class Attention(SequenceMixer):
         if not self.causal:
             return ()
         shapes = dict.fromkeys(("k", "v"), (self.n_kv_heads, self.head_dim))
-        where = {"dtype": self.compute_dtype or self.attention.dtype, "device": self.attention.device}
+        where: dict[str, Any] = {"dtype": self.compute_dtype or self.attention.dtype, "device": self.attention.device}
         if self.config.window is not None:
             return Ring.empty(batch_size, shapes, window=self.config.window, **where)
         return Growing.empty(batch_size, shapes, max_len=max_len, **where)
@@ -159,7 +159,7 @@ class Attention(SequenceMixer):
         return steps if leaf is None else steps + leaf.length[:, None]
 
     def _heads(self, projected: Tensor, norm: nn.Module | None, positions: Tensor) -> Tensor:
-        heads = projected.unflatten(-1, (-1, self.head_dim))  # [b, t, h, k]
+        heads: Tensor = projected.unflatten(-1, (-1, self.head_dim))  # [b, t, h, k]
         if norm is not None:
             heads = norm(heads)
         return heads if self.position is None else self.position(heads, positions)
@@ -175,10 +175,10 @@ class Attention(SequenceMixer):
             prefix_len=None if segments is None else segments.prefix_len, softcap=self.config.softcap, sinks=self.sinks,
         )
         dropout = self.config.dropout if self.training else 0.0
-        n_tokens = q.shape[1]
-        return self.attention(
-            q, k.to(q.dtype), v.to(q.dtype), mask, scale=self.config.scale, dropout_p=dropout, n_tokens=n_tokens
+        y: Tensor = self.attention(
+            q, k.to(q.dtype), v.to(q.dtype), mask, scale=self.config.scale, dropout_p=dropout, n_tokens=q.shape[1]
         )
+        return y
 
     def _attend_growing(
         self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, segments: Segments | None, leaf: Growing

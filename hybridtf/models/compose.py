@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,21 +47,21 @@ class Stack(nn.Module):
     ) -> BlockOutput:
         losses: dict[str, tuple[Tensor, Tensor]] = {}
         states: list[State] = []
-        edges = dict(edges)
+        seen = dict(edges)
         for i, block in enumerate(self.blocks()):
-            options = {
+            options: dict[str, Any] = {
                 "segments": segments, "state": None if state is None else state[i], "context": context, "keep": keep,
             }
             if i in self.checkpointed and state is None and torch.is_grad_enabled():
-                out = checkpoint(block, x, edges, use_reentrant=False, **options)
+                out = checkpoint(block, x, seen, use_reentrant=False, **options)
             else:
-                out = block(x, edges, **options)
-            x, edges = out.x, out.edges
+                out = block(x, seen, **options)
+            x, seen = out.x, out.edges
             states.append(out.state)
             for name, (total, count) in out.losses.items():
                 before = losses.get(name)
                 losses[name] = (total, count) if before is None else (before[0] + total, before[1] + count)
-        return BlockOutput(x, edges, losses, None if state is None else tuple(states))
+        return BlockOutput(x, seen, losses, None if state is None else tuple(states))
 
 
 def build_stack(

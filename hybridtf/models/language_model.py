@@ -118,7 +118,7 @@ class LanguageModel(nn.Module):
         edges = ("token_ids", "embedding", *self.stem.writes)
         self.stack = build_stack(layers, config.blocks, ctx, edges=edges)
         self.final_norm = config.final_norm.build(ctx.child("final_norm"))
-        embedding = getattr(getattr(self.stem, "embedding", None), "weight", None)
+        embedding = getattr(self.stem, "embedding", None)
         self.head: Head = config.head.build(ctx.child("head"), config.vocab_size, embedding)
         self.reset_parameters()
 

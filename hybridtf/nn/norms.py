@@ -103,7 +103,8 @@ class GatedRMSNorm(nn.Module):
         act = F.silu(gate.to(wide.dtype))
         if not self.norm_first:
             wide = wide * act
-        grouped = wide.unflatten(-1, (self.n_groups, -1))
+        grouped: Tensor = wide.unflatten(-1, (self.n_groups, -1))
         normed = (grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + self.eps)).flatten(-2)
         normed = normed * self.weight.to(wide.dtype)
-        return (normed * act if self.norm_first else normed).to(dtype)
+        out: Tensor = normed * act if self.norm_first else normed
+        return out.to(dtype)

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from hybridtf.core import BuildContext, DataError, LengthError
+from hybridtf.models import GenerationConfig, LanguageModelConfig, generate, stream
+from hybridtf.models.generation import choose, prefill
+
+BLOCKS = {
+    "m": {"mixer": {"type": "mamba2", "d_state": 4, "head_dim": 4}},
+    "a": {"mixer": {"type": "gqa", "n_heads": 4, "n_kv_heads": 2}, "channel_mixer": {"type": "swiglu", "d_ff": 12}},
+    "w": {"mixer": {"type": "sliding_attention", "n_heads": 2, "window": 3}},
+}
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11], [12], [3, 3, 3, 3, 3]]
+
+
+def build(**more):
+    config = LanguageModelConfig(vocab_size=17, d_model=16, pattern="m a w", blocks=BLOCKS, **more)
+    model = config.build(BuildContext(d_model=16, param_dtype=torch.float64, seed=2))
+    with torch.no_grad():  # sharper than at the start, so that draws differ
+        for p in model.parameters():
+            p.mul_(2)
+    return model
+
+
+@torch.no_grad()
+def greedy_without_state(model, prompt, n):
+    ids = list(prompt)
+    for _ in range(n):
+        ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+def test_greedy_equals_argmax_of_full_forwards_for_unequal_prompts():
+    model = build().eval()
+    want = [greedy_without_state(model, prompt, 9) for prompt in PROMPTS]
+    assert generate(model, PROMPTS, GenerationConfig(max_new_tokens=9)) == want
+    assert len({tuple(row) for row in want}) > 1
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 100])
+def test_sampled_batch_equals_single_runs(chunk):
+    model = build()
+    config = dict(max_new_tokens=12, temperature=1.3, top_k=9, top_p=0.9, prefill_chunk=chunk)
+    batch = generate(model, PROMPTS, GenerationConfig(seed=5, **config))
+    single = [generate(model, [p], GenerationConfig(seed=5 + i, **config))[0] for i, p in enumerate(PROMPTS)]
+    assert batch == single
+    assert batch != generate(model, PROMPTS, GenerationConfig(seed=6, **config))
+
+
+def test_stop_tokens_end_rows_apart():
+    model = build()
+    free = generate(model, PROMPTS, GenerationConfig(max_new_tokens=8))
+    stop = free[0][2]
+    ended = generate(model, PROMPTS, GenerationConfig(max_new_tokens=8, stop_tokens=(stop,)))
+    for got, whole in zip(ended, free, strict=True):
+        assert got == (whole[: whole.index(stop) + 1] if stop in whole else whole)
+
+
+def test_stream_marks_the_last_token_and_gives_log_probabilities():
+    model = build()
+    items = list(stream(model, [[1, 2]], GenerationConfig(max_new_tokens=3)))
+    assert [item.last for item in items] == [False, False, True]
+    logits = model.eval()(torch.tensor([[1, 2]])).logits[0, -1]
+    assert items[0].log_prob == pytest.approx(float(logits.detach().log_softmax(-1)[items[0].token]))
+
+
+def test_dropout_is_off_and_the_mode_comes_back():
+    block = {**BLOCKS["a"], "dropout": 0.5}
+    model = LanguageModelConfig(vocab_size=17, d_model=16, pattern="a", blocks={"a": block}).build().train()
+    config = GenerationConfig(max_new_tokens=6)
+    assert generate(model, [[1, 2]], config) == generate(model, [[1, 2]], config)
+    assert model.training
+
+
+def test_prefill_activations_do_not_grow_with_the_prompt(monkeypatch):
+    model = build().eval()
+    widths = []
+    model.register_forward_pre_hook(lambda m, args: widths.append(args[0].shape[1]))
+    scores, _ = prefill(model, [list(range(10)) * 5], 7, 1)
+    assert widths == [7] * 7 + [1]
+    with torch.no_grad():
+        torch.testing.assert_close(scores, model(torch.tensor([list(range(10)) * 5])).logits[:, -1], rtol=0, atol=1e-10)
+
+
+def test_top_k_and_top_p_keep_what_they_say():
+    scores = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]], dtype=torch.float64)).repeat(4000, 1)
+    generators = [torch.Generator().manual_seed(i) for i in range(4000)]
+    draws, _ = choose(scores, GenerationConfig(temperature=1.0), generators)
+    shares = torch.bincount(draws, minlength=4) / 4000
+    torch.testing.assert_close(shares, torch.tensor([0.5, 0.3, 0.15, 0.05]), rtol=0, atol=0.03)
+    kept = choose(scores, GenerationConfig(temperature=1.0, top_k=2), generators)[0]
+    assert set(kept.tolist()) == {0, 1}
+    nucleus = choose(scores, GenerationConfig(temperature=1.0, top_p=0.81), generators)[0]
+    assert set(nucleus.tolist()) == {0, 1, 2}
+    cold = choose(scores, GenerationConfig(temperature=0.01), generators)[0]
+    assert set(cold.tolist()) == {0}
+
+
+def test_wrong_input():
+    model = build()
+    with pytest.raises(DataError, match="prompt 1 is empty"):
+        generate(model, [[1], []])
+    assert generate(model, []) == []
+    with pytest.raises(ValidationError, match="top_k and top_p need a temperature"):
+        GenerationConfig(top_k=3)
+    short = build(max_seq_len=6, stem={"type": "token_embedding", "position": {"type": "learned"}})
+    with pytest.raises(LengthError, match="learned position table"):
+        generate(short, [[1] * 7])
