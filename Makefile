@@ -24,7 +24,7 @@ test test-slow test-plugin: export OMP_NUM_THREADS := 1
 test test-slow test-plugin: export MKL_NUM_THREADS := 1
 
 demo: $(STAMP)
-	$(BIN)/python benchmarks/demo.py
+	$(BIN)/hybridtf compare demo/attention demo/mamba2 demo/hybrid -o runs/demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(WORKERS) --dist worksteal --timeout 300 $(PYTEST_ARGS)
