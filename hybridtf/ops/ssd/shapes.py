@@ -1,0 +1,60 @@
+"""What every form of the op checks before it computes: shapes that fit together, and the precision to work in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hybridtf.core.errors import ConfigError
+from hybridtf.core.segments import Segments
+
+
+def check(
+    k: Tensor, v: Tensor, log_a: Tensor, *, q: Tensor | None = None, initial_state: Tensor | None = None,
+    segments: Segments | None = None, chunk_size: int = 1,
+) -> None:
+    """Raise :class:`ConfigError` where the arguments do not fit: k (b t g n), v (b t h p), log_a (b t h)."""
+    if k.ndim != 4 or v.ndim != 4 or k.shape[:2] != v.shape[:2]:
+        raise ConfigError(f"ssd: k must be (b t g n) and v (b t h p); got {tuple(k.shape)} and {tuple(v.shape)}")
+    (b, t, g, n), (h, p) = k.shape, v.shape[2:]
+    if g == 0 or h % g:
+        raise ConfigError(f"ssd: the {h} heads of v must be a multiple of the {g} groups of k")
+    if q is not None and q.shape != k.shape:
+        raise ConfigError(f"ssd: q must have the shape of k {tuple(k.shape)}; got {tuple(q.shape)}")
+    if log_a.shape != (b, t, h):
+        raise ConfigError(f"ssd: log_a must be (b t h) = {(b, t, h)}; got {tuple(log_a.shape)}")
+    if initial_state is not None and initial_state.shape != (b, h, n, p):
+        raise ConfigError(f"ssd: initial_state must be (b h n p) = {(b, h, n, p)}; got {tuple(initial_state.shape)}")
+    if segments is not None and segments.ids.shape != (b, t):
+        raise ConfigError(f"ssd: segments must be (b t) = {(b, t)}; got {tuple(segments.ids.shape)}")
+    if chunk_size < 1:
+        raise ConfigError(f"ssd: chunk_size must be 1 or more; got {chunk_size}")
+
+
+def state_dtype(*inputs: Tensor) -> torch.dtype:
+    """The precision of states and decays: float32, or float64 where an input is float64."""
+    return torch.float64 if any(x.dtype == torch.float64 for x in inputs) else torch.float32
+
+
+def start_state(
+    initial_state: Tensor | None, k: Tensor, v: Tensor, dtype: torch.dtype, segments: Segments | None
+) -> Tensor:
+    """The incoming state (b h n p) in ``dtype``: zeros where there is none, and in rows that begin another document."""
+    if initial_state is None:
+        return v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3], dtype=dtype)
+    if segments is None:
+        return initial_state.to(dtype)
+    forgotten = ~segments.continues & (segments.last_id > 0)
+    return initial_state.to(dtype).masked_fill(forgotten[:, None, None, None], 0)
+
+
+def log_steps(log_a: Tensor, segments: Segments | None, dtype: torch.dtype) -> Tensor:
+    """``log_a`` for sums: no decay at pads, and no -inf: exp(-1000) is 0 in float64 too: the bound changes nothing."""
+    return mask_pads(log_a, segments).to(dtype).clamp(min=-1000.0)
+
+
+def mask_pads(x: Tensor, segments: Segments | None) -> Tensor:
+    """``x`` (b t ...) with zeros at pads, whatever they held (NaN included); its gradient is zero there too."""
+    if segments is None:
+        return x
+    return x.masked_fill(~segments.real.view(*x.shape[:2], *[1] * (x.ndim - 2)), 0)

@@ -1,0 +1,62 @@
+"""Inputs, random documents and comparisons for the tests of ``ssd``."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hybridtf.core.segments import Segments
+
+
+class Inputs(NamedTuple):
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    log_a: Tensor
+    initial_state: Tensor
+
+
+def inputs(
+    seed: int, b: int, t: int, g: int = 1, h: int = 2, n: int = 5, p: int = 3, *, dtype: torch.dtype = torch.float64,
+    decay: float = 1.5,
+) -> Inputs:
+    gen = torch.Generator().manual_seed(seed)
+    shapes = ((b, t, g, n), (b, t, g, n), (b, t, h, p), (b, t, h), (b, h, n, p))
+    x = [torch.randn(s, generator=gen, dtype=torch.float64) for s in shapes]
+    x[3] = -x[3].abs() * decay
+    return Inputs(*(y.to(dtype).requires_grad_() for y in x))
+
+
+def random_segments(seed: int, b: int, t: int) -> Segments:
+    """Rows of documents cut anywhere, pads anywhere (left, middle, right, none, all), every other row continuing."""
+    gen = torch.Generator().manual_seed(seed)
+    starts = torch.rand(b, t, generator=gen) < 0.08
+    ids = 3 + 2 * starts.to(torch.int64).cumsum(1)
+    rate = torch.tensor([0.0, 0.1, 0.5, 1.0])[torch.randint(4, (b, 1), generator=gen)]
+    pads = torch.rand(b, t, generator=gen) < rate
+    if t > 4:
+        left, right = (torch.randint(-t // 3, t // 3, (b, 1), generator=gen) for _ in range(2))
+        place = torch.arange(t)
+        pads |= (place < left) | (place >= t - right)
+    return Segments.from_ids(ids.masked_fill(pads, 0), continues=(torch.arange(b) + seed) % 2 == 0)
+
+
+def grads(y: Tensor, state: Tensor, x: Inputs, seed: int = 0) -> tuple[Tensor, ...]:
+    gen = torch.Generator().manual_seed(seed)
+    loss = (y * torch.randn(y.shape, generator=gen, dtype=y.dtype)).sum()
+    loss = loss + (state * torch.randn(state.shape, generator=gen, dtype=state.dtype)).sum()
+    found = torch.autograd.grad(loss, x, allow_unused=True)
+    return tuple(torch.zeros_like(a) if f is None else f for a, f in zip(x, found, strict=True))
+
+
+def call(op, x: Inputs, **more):
+    return op(*x[:4], initial_state=x.initial_state, **more)
+
+
+def assert_same(x: Inputs, first, second, tol: float = 1e-10) -> None:
+    for a, b in zip(first, second, strict=True):
+        torch.testing.assert_close(a, b, rtol=tol, atol=tol)
+    for a, b in zip(grads(*first, x), grads(*second, x), strict=True):
+        torch.testing.assert_close(a, b, rtol=tol, atol=tol)
