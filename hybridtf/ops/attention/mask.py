@@ -1,0 +1,146 @@
+"""Which keys a query sees: the one rule that every implementation of attention obeys.
+
+Axes: b batch, t queries, s keys, h query heads.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hybridtf.core.errors import ConfigError
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMask:
+    """What each query sees, and what is added to its scores.
+
+    ``causal``: a query sees no key at a later position.
+    ``window``: a token sees ``window`` tokens, itself included: ``q_pos - window < k_pos <= q_pos`` under causal,
+    ``|q_pos - k_pos| < window`` otherwise.
+    ``q_ids`` (b t), ``k_ids`` (b s), int64: documents; a query sees keys of its own id, and an id of 0 or less neither
+    sees nor is seen. None: all one document.
+    ``q_pos`` (b t), ``k_pos`` (b s), int64: positions in the document. None: keys 0..s-1 and queries s-t..s-1.
+    ``prefix_len`` (b t), int64, per query: of the tokens at positions below it, each sees all (prefix LM), whatever
+    ``causal`` and ``window`` say.
+    ``softcap``: scores become ``softcap * tanh(scores / softcap)``, before anything else.
+    ``slopes`` (h): ALiBi, adds ``-slope * |q_pos - k_pos|``.
+    ``sinks`` (h): a learned logit per head, an extra softmax column that carries no value.
+
+    Raises :class:`ConfigError` for a window below 1, a softcap that is not positive, or half a pair.
+    """
+
+    causal: bool = True
+    window: int | None = None
+    q_ids: Tensor | None = None
+    k_ids: Tensor | None = None
+    q_pos: Tensor | None = None
+    k_pos: Tensor | None = None
+    prefix_len: Tensor | None = None
+    softcap: float | None = None
+    slopes: Tensor | None = None
+    sinks: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise ConfigError(f"attention mask: window counts the token itself: at least 1; got {self.window}")
+        if self.softcap is not None and not self.softcap > 0:
+            raise ConfigError(f"attention mask: softcap must be positive, or None for no cap; got {self.softcap}")
+        if (self.q_ids is None) != (self.k_ids is None):
+            raise ConfigError("attention mask: give q_ids and k_ids together, or neither")
+        if (self.q_pos is None) != (self.k_pos is None):
+            raise ConfigError("attention mask: give q_pos and k_pos together, or neither")
+
+
+def check_inputs(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout_p: float = 0.0) -> None:
+    """Raises :class:`ConfigError` where the shapes of a call do not fit together."""
+    if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
+        raise ConfigError(f"attention: q, k and v are (b t h k), (b s g k), (b s g v); got {_shapes(q, k, v)}")
+    b, t, h, _ = q.shape
+    s, g = k.shape[1], k.shape[2]
+    if k.shape[0] != b or v.shape[0] != b or v.shape[1] != s or v.shape[2] != g or k.shape[3] != q.shape[3]:
+        raise ConfigError(f"attention: q (b t h k), k (b s g k), v (b s g v) do not fit; got {_shapes(q, k, v)}")
+    if g == 0 or h % g:
+        raise ConfigError(f"attention: {h} query heads are not a multiple of {g} key heads")
+    if not 0.0 <= dropout_p < 1.0:
+        raise ConfigError(f"attention: dropout_p must be in [0, 1); got {dropout_p}")
+    wanted = {
+        "q_ids": (b, t), "k_ids": (b, s), "q_pos": (b, t), "k_pos": (b, s), "prefix_len": (b, t),
+        "slopes": (h,), "sinks": (h,),
+    }
+    for name, shape in wanted.items():
+        value: Tensor | None = getattr(mask, name)
+        if value is not None and value.shape != shape:
+            raise ConfigError(f"attention mask: {name} must have shape {shape}; got {tuple(value.shape)}")
+
+
+def _shapes(*tensors: Tensor) -> str:
+    return ", ".join(str(tuple(x.shape)) for x in tensors)
+
+
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that softmax and its sums run in: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Autocast off, on devices that have it (meta has none)."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """The rectangle of queries ``q0:q1`` and keys ``k0:k1`` in a call of ``t`` queries and ``s`` keys."""
+
+    t: int
+    s: int
+    q0: int
+    q1: int
+    k0: int
+    k1: int
+    device: torch.device
+
+    def positions(self, mask: AttentionMask) -> tuple[Tensor, Tensor]:
+        """``(b or 1, queries, 1)`` and ``(b or 1, 1, keys)`` int64."""
+        if mask.q_pos is not None and mask.k_pos is not None:
+            return mask.q_pos[:, self.q0 : self.q1, None], mask.k_pos[:, None, self.k0 : self.k1]
+        first = self.s - self.t
+        rows = torch.arange(first + self.q0, first + self.q1, device=self.device)
+        return rows[None, :, None], torch.arange(self.k0, self.k1, device=self.device)[None, None, :]
+
+    def distance(self, mask: AttentionMask) -> Tensor:
+        """``(b or 1, queries, keys)`` int64: ``|q_pos - k_pos|``."""
+        rows, cols = self.positions(mask)
+        return (rows - cols).abs()
+
+    def visible(self, mask: AttentionMask) -> Tensor | None:
+        """``(b or 1, queries, keys)`` bool: the query sees the key. None: every query sees every key."""
+        seen: Tensor | None = None
+        if mask.causal or mask.window is not None:
+            rows, cols = self.positions(mask)
+            ahead = rows - cols
+            if mask.causal:
+                seen = ahead >= 0
+                if mask.window is not None:
+                    seen = seen & (ahead < mask.window)
+            elif mask.window is not None:
+                seen = ahead.abs() < mask.window
+            if mask.prefix_len is not None and seen is not None:
+                prefix = mask.prefix_len[:, self.q0 : self.q1, None]
+                seen = seen | ((rows < prefix) & (cols < prefix))
+        if mask.q_ids is not None and mask.k_ids is not None:
+            ids = mask.q_ids[:, self.q0 : self.q1, None]
+            same = (ids == mask.k_ids[:, None, self.k0 : self.k1]) & (ids > 0)
+            seen = same if seen is None else seen & same
+        return seen
+
+
+def whole(q: Tensor, k: Tensor) -> Tile:
+    """The tile of all queries and keys of a call."""
+    return Tile(q.shape[1], k.shape[1], 0, q.shape[1], 0, k.shape[1], q.device)
