@@ -14,10 +14,12 @@ from hybridtf.core import (
     ChannelMixer,
     ChannelMixerConfig,
     Component,
+    ComponentConfig,
     Context,
     Edges,
     Extras,
     NormConfig,
+    PluginError,
     Segments,
     SequenceMixer,
     SequenceMixerConfig,
@@ -64,7 +66,7 @@ class Wiring(Block):
 
     def __init__(self, config: WiringConfig, ctx: BuildContext) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.where = config, ctx.where
         self.mixer: SequenceMixer | None = None
         self.channel_mixer: ChannelMixer | None = None
         if config.mixer is not None:
@@ -83,6 +85,11 @@ class Wiring(Block):
     def parts(self) -> dict[str, Any]:
         parts = {"mixer": self.mixer, "channel_mixer": self.channel_mixer}
         return {name: part for name, part in parts.items() if part is not None}
+
+    def config_of(self, name: str) -> ComponentConfig:
+        """The config of one of the parts."""
+        config: ComponentConfig = getattr(self.config, name)
+        return config
 
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         return {name: part.init_state(batch_size, max_len) for name, part in self.parts().items()}
@@ -105,5 +112,10 @@ class Wiring(Block):
             before = seen.losses.get(loss)
             seen.losses[loss] = (total, count) if before is None else (before[0] + total, before[1] + count)
         seen.state[name] = result[1]
+        if result[0].shape != x.shape:
+            raise PluginError(
+                f"{self.where}.{name}: {self.config_of(name).type_name()!r} returned shape {tuple(result[0].shape)} for an input "
+                f"of {tuple(x.shape)}; it must return the shape it was given"
+            )
         y: Tensor = self.drop_path(self.dropout(result[0]))
         return y

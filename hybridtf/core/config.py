@@ -7,7 +7,7 @@ import types
 import typing
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias, TypeVar
 
 import torch
@@ -42,7 +42,7 @@ class BuildContext:
     param_dtype: torch.dtype = torch.float32
     compute_dtype: torch.dtype | None = None
     """The dtype that activations are expected in (under autocast); None: ``param_dtype``."""
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     mesh: DeviceMesh | None = None
     seed: int = 0
     where: str = ""
@@ -60,7 +60,9 @@ class BuildContext:
         """``device`` and ``dtype`` for parameters: ``nn.Linear(a, b, **ctx.factory)``."""
         return {"device": self.device, "dtype": self.param_dtype}
 
-    def bind_kernel(self, op: str, name: str = "auto", *, sizes: Mapping[str, int], features: set[str] | None = None) -> OpKernel:
+    def bind_kernel(
+        self, op: str, name: str = "auto", *, sizes: Mapping[str, int], features: set[str] | None = None
+    ) -> OpKernel:
         """The op as a module whose implementation is chosen for this model; see :class:`~hybridtf.core.OpKernel`."""
         kernels = active().kernels if self.kernels is None else self.kernels
         return kernels.bind(
@@ -281,7 +283,7 @@ def faults_of(error: ValidationError, config: type[BaseModel]) -> list[tuple[str
 
 
 def _faults(detail: ErrorDetails, config: type[BaseModel]) -> list[tuple[str, str]]:
-    loc = _path(tuple(part for part in detail["loc"] if not _is_union_tag(part)))
+    loc = _path(tuple(part for i, part in enumerate(detail["loc"]) if not _is_union_tag(detail, i)))
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, RecipeError):
         return [(_join(loc, path), message) for path, message in cause.faults]
@@ -303,9 +305,12 @@ def _faults(detail: ErrorDetails, config: type[BaseModel]) -> list[tuple[str, st
     return [(loc, f"{detail['msg'][0].lower()}{detail['msg'][1:]}{given}{hint}")]
 
 
-def _is_union_tag(part: int | str) -> bool:
-    # pydantic adds the name of the union branch it tried ("function-plain[validate()]") to a location.
-    return isinstance(part, str) and ("[" in part or part in ("int", "float", "str", "bool", "none"))
+def _is_union_tag(detail: ErrorDetails, place: int) -> bool:
+    # pydantic adds the name of the union branch it tried ("function-plain[validate()]", "int") to a location. A plain
+    # type's name comes last, and not under these errors: there it is a key that somebody chose.
+    part = detail["loc"][place]
+    last = place == len(detail["loc"]) - 1 and detail["type"] not in ("value_error", "extra_forbidden", "missing")
+    return isinstance(part, str) and ("[" in part or (last and part in ("int", "float", "str", "bool", "none")))
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

@@ -54,8 +54,8 @@ class Context:
 class _Part(nn.Module, ABC):
     """What the composer asks of any component."""
 
-    cannot: ClassVar[Mapping[Law, str]] = {}
-    """Laws that this component breaks by its nature, each with the reason."""
+    cannot: Mapping[Law, str] = {}
+    """Laws that this component breaks by its nature, each with the reason. May be set by an instance."""
 
     reads: tuple[str, ...] = ()
     """Edges that the component needs; it then takes ``edges=``. May be set by an instance."""

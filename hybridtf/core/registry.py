@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hybridtf.core.errors import ConfigError, PluginError, UnknownNameError, known_names
+from hybridtf.core.errors import ConfigError, PluginError, RecipeError, UnknownNameError, known_names
 from hybridtf.core.kernels import KernelSet
 
 if TYPE_CHECKING:
@@ -43,15 +43,13 @@ class Preset:
     options: Mapping[str, Any] = field(default_factory=dict)
     requires: tuple[str, ...] = ()
 
-    def expand(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The base component's options; raises :class:`ConfigError` on a conflict or a missing requirement."""
-        for key, fixed in self.options.items():
-            if key in given and given[key] != fixed:
-                raise ConfigError(f"{self.name!r} fixes {key} = {fixed!r}; use type = {self.type!r} to set {given[key]!r}")
-        for key in self.requires:
-            if key not in given:
-                raise ConfigError(f"{self.name!r} needs the option {key!r}")
-        return {**given, **self.options, "type": self.type}
+    def faults(self, given: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Options that a recipe may not give otherwise, and options that it must give, as (path, message)."""
+        fixed = [
+            (key, f"is fixed to {value!r} by {self.name!r}; use type = {self.type!r} to set it to {given[key]!r}")
+            for key, value in self.options.items() if key in given and given[key] != value
+        ]
+        return fixed + [(key, f"is required by {self.name!r}") for key in self.requires if key not in given]
 
 
 class Registry:
@@ -73,7 +71,9 @@ class Registry:
                 raise PluginError(f"{self.kind}: preset {name!r} stands for {entry.type!r}, which is not registered")
             unknown = sorted({*entry.options, *entry.requires} - set(self._configs[entry.type].model_fields))
             if unknown:
-                raise PluginError(f"{self.kind}: preset {name!r} names {unknown[0]!r}, which is no option of {entry.type!r}")
+                raise PluginError(
+                    f"{self.kind}: preset {name!r} names {unknown[0]!r}, which is no option of {entry.type!r}"
+                )
             self._presets[name] = entry
         else:
             self._configs[name] = entry
@@ -112,9 +112,19 @@ class Registry:
         if not isinstance(name, str):
             raise ConfigError(f"needs type = one of {', '.join(self.names()) or '(nothing is registered)'}")
         self._check(name)
+        faults: list[tuple[str, str]] = []
         if name in self._presets:
-            options = self._presets[name].expand({k: v for k, v in options.items() if k != "type"})
-        return self.get(name)(**options)
+            preset = self._presets[name]
+            faults = preset.faults(options)
+            options = {**options, **preset.options, "type": preset.type}
+        try:
+            config = self.get(name)(**options)
+        except RecipeError as error:
+            said = {path for path, _ in faults}
+            raise RecipeError("", faults + [fault for fault in error.faults if fault[0] not in said]) from None
+        if faults:
+            raise RecipeError("", faults)
+        return config
 
     def _check(self, name: str) -> None:
         if name not in self._origin:
@@ -142,6 +152,12 @@ class Registries:
         if kind not in self.by_kind:
             raise UnknownNameError(f"no registry named {kind!r}. {known_names(kind, self.by_kind)}")
         return self.by_kind[kind]
+
+
+def own_version() -> str:
+    """The version of hybridtf."""
+    # By string: the package's own module stands above all rooms.
+    return str(importlib.import_module("hybridtf").__version__)
 
 
 _active: ContextVar[Registries | None] = ContextVar("hybridtf_registries", default=None)

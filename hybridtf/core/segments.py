@@ -95,7 +95,7 @@ class Segments:
         device: torch.device | str | None = None,
     ) -> Segments:
         """Documents packed from the left of each row, by length; the rest of the row is padding. Length 0 is allowed."""
-        width = max((sum(row) for row in lengths), default=0) if width is None else width
+        width = max((sum(row) for row in lengths if min(row, default=0) >= 0), default=0) if width is None else width
         ids = torch.zeros(len(lengths), width, dtype=torch.int64, device=device)
         for i, row in enumerate(lengths):
             at = 0
@@ -111,7 +111,7 @@ class Segments:
         """Documents from position ids (b t) that restart at 0 wherever a document starts (no padding)."""
         starts = positions == 0
         starts = starts.clone()
-        starts[:, 0] = True
+        starts[:, :1] = True
         return cls(starts.to(torch.int64).cumsum(1), _continues(continues, positions))
 
     # -- derived -----------------------------------------------------------------------------------------------------

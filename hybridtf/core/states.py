@@ -193,7 +193,8 @@ class Fixed(StateLeaf):
             raise StateError("a recurrent state cannot be cropped: the call that made it was not given keep")
         slots = torch.arange(kept.shape[1], device=kept.device)
         # The newest snapshot of that length: pads leave equal snapshots behind, and all of them are right.
-        slot = torch.where(kept == target[:, None], slots, torch.full_like(slots, -1)).amax(1)
+        found = (kept == target[:, None]) & (target >= 0)[:, None]
+        slot = torch.where(found, slots, torch.full_like(slots, -1)).amax(1)
         missing = (slot < 0) & (n > 0)
         if bool(missing.any()):
             row = int(missing.nonzero()[0])

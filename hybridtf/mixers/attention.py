@@ -103,6 +103,8 @@ class Attention(SequenceMixer):
         self.k_norm = None if config.qk_norm is None else config.qk_norm.build(head)
         self.sinks = nn.Parameter(torch.zeros(config.n_heads, **ctx.factory)) if config.sinks else None
         self.compute_dtype = ctx.compute_dtype
+        if config.kernel == "flash":
+            self.cannot = {"compile": "the flash kernel cuts documents out of a batch, and has to look where they are"}
         self.attention = ctx.bind_kernel("attention", config.kernel, sizes=self._sizes(), features=self._features())
 
     def _sizes(self) -> dict[str, int]:

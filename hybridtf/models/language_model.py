@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from hybridtf.core import (
@@ -37,10 +37,6 @@ IGNORED = -100
 """A target that is not scored."""
 
 
-def _default_block_type(value: Any) -> Any:
-    return {"type": "prenorm", **value} if isinstance(value, Mapping) else value
-
-
 class LanguageModelConfig(ModelConfig):
     """A stack of named blocks over tokens. ``pattern`` says which block each layer is; see ``recipes/README.md``."""
 
@@ -50,7 +46,7 @@ class LanguageModelConfig(ModelConfig):
     n_layers: int | None = Field(default=None, gt=0)
     """Needed where the pattern has a bare star; else it must equal what the pattern gives."""
     pattern: str
-    blocks: dict[str, Annotated[Component[BlockConfig], BeforeValidator(_default_block_type)]]
+    blocks: dict[str, Component[BlockConfig]]
     """Blocks by name; without a ``type`` a block is ``prenorm``."""
     max_seq_len: int = Field(default=2048, gt=0)
     """The length that length-dependent parts are made for. Only a learned position table makes it a limit."""

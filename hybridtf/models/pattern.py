@@ -3,8 +3,8 @@
     pattern = item { " " item }          items side by side
     item    = ( NAME | "(" pattern ")" ) [ "*" COUNT | "*" ]
 
-``m*3`` is three layers, ``(m*3 a)*6`` repeats a group, and one bare star fills up to ``n_layers``: ``k (m*3 a)*``. Names begin
-with a letter or ``_`` and go on with letters, digits, ``_`` and ``-`` (bare keys of TOML, but never a number or an operator).
+``m*3`` is three layers, ``(m*3 a)*6`` repeats a group, one bare star fills up to ``n_layers``: ``k (m*3 a)*``. Names
+begin with a letter or ``_`` and go on with letters, digits, ``_`` and ``-``: bare keys of TOML, never a number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ MAX_DEPTH = 32
 MAX_PERIOD = 128
 """The longest group that :func:`print_pattern` looks for."""
 
-_TOKEN = re.compile(r"(?P<space>\s+)|(?P<name>[A-Za-z_][A-Za-z0-9_-]*)|(?P<open>\()|(?P<close>\))|(?P<star>\*(?P<count>\d*))")
+_TOKEN = re.compile(
+    r"(?P<space>\s+)|(?P<name>[A-Za-z_][A-Za-z0-9_-]*)|(?P<open>\()|(?P<close>\))|(?P<star>\*(?P<count>[0-9]*))"
+)
 _FILL = 0
 
 
@@ -42,8 +44,9 @@ class _Item:
 def expand_pattern(pattern: str, names: Collection[str], n_layers: int | None = None) -> tuple[str, ...]:
     """The block name of each layer.
 
-    ``names`` are the blocks there are. With ``n_layers`` the pattern must come out exactly, and a filling star needs it; the
-    star's item occurs at least once. Raises :class:`ConfigError` with the column (from 1), what is wrong and what is allowed.
+    ``names`` are the blocks there are. With ``n_layers`` the pattern must come out exactly. A star needs it, and
+    what it repeats occurs at least once. Raises :class:`ConfigError` with the column (from 1), what is wrong and what
+    is allowed.
     """
     items = _Parser(pattern, names).parse()
     fixed, per_fill = _size(items)
@@ -53,7 +56,8 @@ def expand_pattern(pattern: str, names: Collection[str], n_layers: int | None = 
     elif n_layers is not None and fixed != n_layers:
         raise ConfigError(f"pattern {_short(pattern)} gives {_layers(fixed)}, but n_layers = {n_layers}")
     if fixed + fills * per_fill > MAX_LAYERS:
-        raise ConfigError(f"pattern {_short(pattern)} gives {_layers(fixed + fills * per_fill)}; at most {MAX_LAYERS} are allowed")
+        given = _layers(fixed + fills * per_fill)
+        raise ConfigError(f"pattern {_short(pattern)} gives {given}; at most {MAX_LAYERS} are allowed")
     return tuple(_expand(items, fills))
 
 
@@ -123,7 +127,8 @@ class _Parser:
         if name not in self.names:
             letters = " ".join(name)
             hint = f" Names are parted by spaces: {letters!r}?" if len(name) > 1 and set(name) <= self.names else ""
-            raise self.error(column, f"no block named {name!r}. {known_names(name, self.names)}.{hint}".removesuffix("."))
+            known = known_names(name, self.names)
+            raise self.error(column, f"no block named {name!r}. {known}.{hint}".removesuffix("."))
         self.groups[-1].parts.append(_Item(column, name))
 
     def _open(self, column: int) -> None:

@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from hybridtf.core import BuildContext, ConfigError, Context, Extras, Segments, SequenceMixer, SequenceMixerConfig
+from hybridtf.core import (
+    BuildContext,
+    ConfigError,
+    Context,
+    Extras,
+    PluginError,
+    Segments,
+    SequenceMixer,
+    SequenceMixerConfig,
+)
 from hybridtf.models import LanguageModelConfig
 
 ATTENTION = {"mixer": {"type": "attention", "n_heads": 2}, "channel_mixer": {"type": "swiglu", "d_ff": 12}}
@@ -162,3 +171,11 @@ def test_residual_matrices_start_scaled_or_silent():
 def test_a_mesh_is_refused_with_the_reason():
     with pytest.raises(ConfigError, match="device mesh"):
         config("a", {"a": ATTENTION}).build(BuildContext(d_model=8, mesh=object()))
+
+
+def test_a_mixer_that_returns_another_shape_is_named(monkeypatch):
+    model = build("w", {"w": {"mixer": WriterConfig()}})
+    forward = Writer.forward
+    monkeypatch.setattr(Writer, "forward", lambda self, x, **k: (forward(self, x, **k)[0][:, 1:], None, Extras()))
+    with pytest.raises(PluginError, match=r"model\.blocks\.w\.mixer: 'writer' returned shape \(1, 2, 8\) for an input of \(1, 3, 8\)"):
+        model(torch.tensor([[1, 2, 3]]))

@@ -1,0 +1,8 @@
+"""Without the plugin installed its tests are not collected: ``pip install plugins/hybridtf-example``."""
+
+from importlib.util import find_spec
+
+import torch
+
+torch.set_num_threads(1)
+collect_ignore_glob = [] if find_spec("hybridtf_example") else ["test_*.py"]

@@ -1,0 +1,82 @@
+"""The READMEs do what they say: the tutorial's files make a plugin that keeps the laws, and the recipes load."""
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybridtf.core import using
+from hybridtf.plugins import hook_names, load_registries, make_plugin_manager
+from hybridtf.recipe import parse_recipe
+from hybridtf.testing import laws_for, run_checks
+
+REPOSITORY = Path(__file__).parents[2]
+TUTORIAL = (REPOSITORY / "plugins" / "README.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", TUTORIAL, re.DOTALL))
+MODULE = "hybridtf_gated_conv"
+
+
+@pytest.fixture
+def tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The tutorial's files, laid out as pip would install them."""
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    project = tomllib.loads(FILES["pyproject.toml"])["project"]
+    (points,) = project["entry-points"].items()
+    info = tmp_path / "src" / f"{MODULE}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    lines = [f"[{points[0]}]", *(f"{name} = {target}" for name, target in points[1].items())]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(tmp_path / "src"))
+    yield tmp_path
+    sys.modules.pop(MODULE, None)
+
+
+def test_the_mixer_has_40_lines() -> None:
+    code = FILES[f"src/{MODULE}.py"]
+    body = code[code.index("class GatedConvConfig"):]
+    assert len([line for line in body.splitlines() if line.strip()]) <= 40
+
+
+def test_the_tutorial_makes_a_plugin_that_keeps_the_laws(tutorial: Path) -> None:
+    registries = load_registries(make_plugin_manager(autoload=True))
+    assert "hybridtf-gated-conv" not in registries.failures
+    assert registries.plugins["hybridtf-gated-conv"] == "0.1.0"
+    with using(registries):
+        recipe = parse_recipe(tomllib.loads(FILES["recipe.toml"]))
+        assert recipe.model.stacks()[0].layers == ("c", "c", "c", "a")
+        recipe.model.build()  # type: ignore[call-arg]
+        config = registries["mixers"].get("gated_conv").tiny()
+        # Compiling takes longest, and is checked in the run of the example plugin.
+        results = run_checks("mixers", config, [law for law in laws_for("mixers") if law != "compile"])
+    assert {(r.law, r.message) for r in results if not r.ok} == set()
+    assert {r.law for r in results if not r.skipped} >= {"cut", "segment", "causal", "crop", "gradients"}
+
+
+@pytest.mark.slow
+def test_the_tutorials_own_test(tutorial: Path) -> None:
+    namespace: dict[str, Any] = {}
+    exec(compile(FILES["tests/test_gated_conv.py"], "test_gated_conv.py", "exec"), namespace)
+    namespace["test_the_laws"]()
+
+
+def test_the_tutorial_names_every_hook() -> None:
+    assert [name for name in hook_names() if f"`{name}`" not in TUTORIAL] == []
+
+
+def test_the_recipe_of_the_recipes_readme(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (REPOSITORY / "recipes" / "README.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    recipe = parse_recipe(tomllib.loads(table))
+    assert recipe.model.stacks()[0].pattern == "(m*3 a)*2"
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    namespace: dict[str, Any] = {}
+    exec(compile(code, "README.md", "exec"), namespace)
+    assert parse_recipe(tomllib.loads(capsys.readouterr().out)) == namespace["same"]
