@@ -74,7 +74,7 @@ class Wiring(Block):
             self.mixer = config.mixer.build(ctx.child("mixer"))
             if self.mixer.causal_only and not ctx.causal:
                 raise ctx.error(
-                    f"mixer {config.mixer.type_name()!r} only looks back: a stack that is not causal takes it inside 'bidirectional'"
+                    f"mixer {config.mixer.type_name()!r} only looks back, and this stack is not causal"
                 )
         if config.channel_mixer is not None:
             self.channel_norm = config.norm.build(ctx.child("norm"))

@@ -46,7 +46,17 @@ from hybridtf.core.errors import (
 )
 from hybridtf.core.history import with_history
 from hybridtf.core.init import NO_DECAY, Init, ParamSpec, Role, init_parameters, param_specs
-from hybridtf.core.kernels import DTYPES, PHASES, Kernel, KernelRequest, KernelSet, OpKernel, Phase, always, kernels_used
+from hybridtf.core.kernels import (
+    DTYPES,
+    PHASES,
+    Kernel,
+    KernelRequest,
+    KernelSet,
+    OpKernel,
+    Phase,
+    always,
+    kernels_used,
+)
 from hybridtf.core.registry import KINDS, Preset, Registries, Registry, active, singular, using
 from hybridtf.core.segments import Segments
 from hybridtf.core.states import (

@@ -66,7 +66,8 @@ class BuildContext:
         """The op as a module whose implementation is chosen for this model; see :class:`~hybridtf.core.OpKernel`."""
         kernels = active().kernels if self.kernels is None else self.kernels
         return kernels.bind(
-            op, name, device=self.device, dtype=self.param_dtype, sizes=sizes, features=features or (), where=self.where
+            op, name, device=self.device, dtype=self.param_dtype, sizes=sizes, features=features or (), where=self.where,
+            compute_dtype=self.compute_dtype,
         )
 
     def error(self, message: str) -> ConfigError:
@@ -310,7 +311,7 @@ def _is_union_tag(detail: ErrorDetails, place: int) -> bool:
     # type's name comes last, and not under these errors: there it is a key that somebody chose.
     part = detail["loc"][place]
     last = place == len(detail["loc"]) - 1 and detail["type"] not in ("value_error", "extra_forbidden", "missing")
-    return isinstance(part, str) and ("[" in part or (last and part in ("int", "float", "str", "bool", "none")))
+    return isinstance(part, str) and ("[" in part or part.startswith("constrained-") or (last and part in ("int", "float", "str", "bool", "none")))
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -66,6 +66,9 @@ class _Part(nn.Module, ABC):
     losses: tuple[str, ...] = ()
     """Losses that the component returns in :class:`Extras`. May be set by an instance."""
 
+    takes: tuple[str, ...] = ()
+    """Fields of :class:`Segments` beyond ids that the component obeys: ``prefix_len``, ``global_tokens``, ``axes``."""
+
     splits: Mapping[str, Mapping[str, int]] = {}
     """For each projection that is one matrix by its paper: the widths of its output roles, in order."""
 
@@ -84,7 +87,7 @@ class SequenceMixer(_Part):
     """
 
     causal_only: ClassVar[bool] = True
-    """A causal-only mixer is refused in a non-causal stack unless wrapped by ``bidirectional``."""
+    """The mixer can only look back: a stack that is not causal refuses it."""
 
     needs_context: ClassVar[bool] = False
     """Cross-attention: the first call on a state needs ``context=``; later calls find it in the state."""
@@ -116,6 +119,9 @@ class ChannelMixer(_Part):
 class Norm(nn.Module, ABC):
     """Normalises the last axis, computing in float32 at least, and returns the dtype it was given."""
 
+    cannot: Mapping[Law, str] = {}
+    """Laws that this norm makes its user break, each with the reason."""
+
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor: ...
 
@@ -124,6 +130,9 @@ class Position(nn.Module, ABC):
     """Tells positions to a component at one ``site``: on queries and keys, or on the input of the stack."""
 
     site: ClassVar[Literal["qk", "input"]]
+
+    cannot: Mapping[Law, str] = {}
+    """Laws that this position makes its user break (dynamic NTK: the cut law), each with the reason."""
 
     @abstractmethod
     def forward(self, x: Tensor, positions: Int[Tensor, "b t"]) -> Tensor:
@@ -163,7 +172,12 @@ class Stem(_Part):
     writes: tuple[str, ...] = ("token_ids", "embedding")
 
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
+        """The empty state; none by default."""
         return ()
+
+    def tied_weight(self) -> Tensor | None:
+        """The matrix (vocab d) that a tied head shares; None where there is none."""
+        return None
 
     @abstractmethod
     def forward(
@@ -172,10 +186,24 @@ class Stem(_Part):
 
 
 class Head(_Part):
-    """The output side: x (b t d) to scores (b t vocab)."""
+    """The output side: x (b t d) to scores (b t vocab).
+
+    ``tied`` is the stem's :meth:`Stem.tied_weight`, handed in at each call: a head never holds another module's parameter,
+    so that replacing, sharding or adapting the embedding reaches it.
+    """
+
+    needs_tied_weight: bool = False
+    """The head has no matrix of its own. May be set by an instance."""
+
+    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
+        """The empty state; none by default."""
+        return ()
 
     @abstractmethod
-    def forward(self, x: Float[Tensor, "b t d"]) -> Tensor: ...
+    def forward(
+        self, x: Float[Tensor, "b t d"], *, segments: Segments | None = None, state: State | None = None, keep: int = 0,
+        tied: Tensor | None = None,
+    ) -> tuple[Tensor, State | None] | tuple[Tensor, State | None, Extras]: ...
 
 
 # -- configs, one base a kind --------------------------------------------------------------------------------------
@@ -245,8 +273,7 @@ class HeadConfig(ComponentConfig):
     kind: ClassVar[str] = "heads"
 
     @abstractmethod
-    def build(self, ctx: BuildContext, vocab_size: int, embedding: nn.Embedding | None) -> Head:
-        """``embedding``: the stem's embedding, for a tied head; None where it has none."""
+    def build(self, ctx: BuildContext, vocab_size: int) -> Head: ...
 
 
 @dataclass(frozen=True)
@@ -290,6 +317,8 @@ def raw_weight(linear: nn.Module) -> Tensor | None:
     Hooks, parametrisations, subclasses (LoRA, quantised) answer None: the caller then runs the forward form.
     """
     if type(linear) is not nn.Linear:
+        return None
+    if type(linear.weight) not in (Tensor, nn.Parameter):
         return None
     hooks = (
         linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks, linear._backward_pre_hooks,

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Generator, Tensor, nn
 
-from hybridtf.core.errors import ConfigError
+from hybridtf.core.errors import ConfigError, known_names
 
 Role: TypeAlias = Literal["matrix", "embedding", "head", "norm", "bias", "state", "conv"]
 """Matrices are multiplied with activations; ``state`` are parameters of a recurrence (decays, time steps, skips)."""
@@ -89,18 +89,25 @@ def _default_spec(module: nn.Module, name: str, param: Tensor) -> ParamSpec | No
     return None
 
 
+def _declared(model: nn.Module) -> dict[str, ParamSpec]:
+    """What the modules say in ``param_specs()``, by canonical name."""
+    said: dict[str, ParamSpec] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        declare: Callable[[], Mapping[str, ParamSpec]] | None = getattr(module, "param_specs", None)
+        for name, spec in (declare() if declare is not None else {}).items():
+            said.setdefault(f"{prefix}.{name}" if prefix else name, spec)
+    return said
+
+
 def param_specs(model: nn.Module) -> dict[str, ParamSpec]:
     """The spec of every parameter by canonical name; an outer module's word beats an inner one's.
 
     Raises :class:`ConfigError` for a parameter that no module speaks for.
     """
-    said: dict[str, ParamSpec] = {}
+    said = _declared(model)
     defaults: dict[str, ParamSpec] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         dot = f"{prefix}." if prefix else ""
-        declare: Callable[[], Mapping[str, ParamSpec]] | None = getattr(module, "param_specs", None)
-        for name, spec in (declare() if declare is not None else {}).items():
-            said.setdefault(dot + name, spec)
         for name, param in module.named_parameters(recurse=False):
             spec_or_none = _default_spec(module, name, param)
             if spec_or_none is not None:
@@ -120,6 +127,9 @@ def init_parameters(model: nn.Module, seed: int, *, residual_scale: float = 1.0)
     Parameters on the meta device are left alone.
     """
     specs = param_specs(model)
+    unknown = sorted(set(_declared(model)) - {name for name, _ in model.named_parameters(remove_duplicate=False)})
+    if unknown:
+        raise ConfigError(f"param_specs() speaks of {unknown[0]!r}, which is no parameter. {known_names(unknown[0], specs)}")
     with torch.no_grad():
         for name, param in model.named_parameters():
             if param.is_meta:

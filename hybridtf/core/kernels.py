@@ -89,14 +89,28 @@ class KernelSet:
 
     def reasons(self, request: KernelRequest) -> dict[str, str | None]:
         """For every kernel of the op, why it cannot answer the request (None: it can)."""
-        return {k.name: k.why_not(request) for k in self.of(request.op)}
+        return {k.name: _load(k, request)[0] for k in self.of(request.op)}
 
     def bind(
         self, op: str, name: str = "auto", *, device: torch.device, dtype: torch.dtype,
         sizes: Mapping[str, int] | None = None, features: Iterable[str] = (), where: str = "",
+        compute_dtype: torch.dtype | None = None,
     ) -> OpKernel:
         """The module a component keeps and calls; see :class:`OpKernel`."""
-        return OpKernel(self, op, name, sizes or {}, frozenset(features), where, torch.empty(0, device=device, dtype=dtype))
+        probe = torch.empty(0, device=device, dtype=dtype)
+        op_kernel = OpKernel(self, op, name, sizes or {}, frozenset(features), where, probe)
+        op_kernel.built = None if compute_dtype is None else (dtype, compute_dtype)
+        return op_kernel
+
+
+def _load(kernel: Kernel, request: KernelRequest) -> tuple[str | None, Callable[..., Any] | None]:
+    """The kernel's function, or why there is none."""
+    # The border to other people's code: whatever a plugin's kernel raises is its reason, and the other kernels live on.
+    try:
+        reason = kernel.why_not(request)
+        return (reason, None) if reason is not None else (None, kernel.load())
+    except Exception as error:
+        return f"it failed to load: {type(error).__name__}: {error}", None
 
 
 class OpKernel(nn.Module):
@@ -108,6 +122,8 @@ class OpKernel(nn.Module):
     """
 
     probe: Tensor
+    built: tuple[torch.dtype, torch.dtype] | None = None
+    """(parameter dtype, compute dtype) that the model was built with, where it named a compute dtype."""
 
     def __init__(
         self, kernels: KernelSet, op: str, name: str, sizes: Mapping[str, int], features: frozenset[str], where: str,
@@ -120,7 +136,16 @@ class OpKernel(nn.Module):
         self.fill()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OpKernel:
-        return OpKernel(self.kernels, self.op, self.kernel, self.sizes, self.features, self.where, self.probe.clone())
+        twin = OpKernel(self.kernels, self.op, self.kernel, self.sizes, self.features, self.where, self.probe.clone())
+        twin.built = self.built
+        return twin
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The dtype of buffered activations (KV, windows): what the model was built for, until it is cast to another."""
+        if self.built is not None and self.built[0] == self.probe.dtype:
+            return self.built[1]
+        return self.probe.dtype
 
     @property
     def device(self) -> torch.device:
@@ -154,15 +179,15 @@ class OpKernel(nn.Module):
         request = KernelRequest(self.op, phase, dtype, device, self.sizes, self.features)
         reasons: dict[str, str | None] = {}
         for kernel in candidates:
-            reasons[kernel.name] = reason = kernel.why_not(request)
-            if reason is None:
-                self.table[phase, dtype] = kernel.load()
+            reasons[kernel.name], function = _load(kernel, request)
+            if function is not None:
+                self.table[phase, dtype] = function
                 self.chosen[phase, dtype] = kernel.name
                 break
         self.reasons[phase, dtype] = reasons
 
     def _refusal(self, phase: Phase, dtype: torch.dtype) -> str:
-        reasons = self.reasons.get((phase, dtype), {})
+        reasons = self.reasons.get((phase, dtype), {"dtype": f"one of {', '.join(map(str, DTYPES))} is needed"})
         because = "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)
         others = [n for n, r in self.kernels.reasons(self._request(phase, dtype)).items() if r is None]
         where = f"{self.where}: " if self.where else ""

@@ -47,9 +47,9 @@ class Preset:
         """Options that a recipe may not give otherwise, and options that it must give, as (path, message)."""
         fixed = [
             (key, f"is fixed to {value!r} by {self.name!r}; use type = {self.type!r} to set it to {given[key]!r}")
-            for key, value in self.options.items() if key in given and given[key] != value
+            for key, value in self.options.items() if given.get(key, value) != value
         ]
-        return fixed + [(key, f"is required by {self.name!r}") for key in self.requires if key not in given]
+        return fixed + [(key, f"is required by {self.name!r}") for key in self.requires if given.get(key) is None]
 
 
 class Registry:

@@ -33,6 +33,9 @@ class derived(Generic[T]):
         if owner is None:
             return self
         value = self.make(owner)
+        if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
+            # A tensor made here could never be saved for a backward: not kept, so that the object stays of use.
+            return value
         object.__setattr__(owner, self.name, value)
         return value
 
@@ -43,8 +46,9 @@ class Segments:
 
     ``ids`` (b t, int64): 0 is padding; real ids do not decrease along a row. An equal id on both sides of a pad is the
     same document. Ids mean nothing across calls.
-    ``continues`` (b, bool): the first real token of the row belongs to the document that the incoming state holds. Where
-    it is False, that state is forgotten by the row. Without an incoming state it has no effect.
+    ``continues`` (b, bool): the first real token of the row belongs to the document that the incoming state holds; the
+    constructors' default, as for a call without segments. Where it is False, the row forgets that state. Without an
+    incoming state it has no effect.
     ``prefix_len`` (b t, int64): how many leading tokens of this token's document see each other both ways (prefix LM).
     ``global_tokens`` (b t, bool): tokens that every token of their document sees (Longformer).
     ``axes``: extra integer position axes by name, each (b t) (M-RoPE).
@@ -75,7 +79,7 @@ class Segments:
     # -- constructors ------------------------------------------------------------------------------------------------
 
     @classmethod
-    def from_ids(cls, ids: Tensor, *, continues: Tensor | bool = False, **more: Tensor) -> Segments:
+    def from_ids(cls, ids: Tensor, *, continues: Tensor | bool = True, **more: Tensor) -> Segments:
         """From document ids (b t), 0 for padding; checks that real ids never decrease along a row."""
         ids = ids.to(torch.int64)
         seen = torch.where(ids > 0, ids, torch.zeros_like(ids)).cummax(1).values
@@ -91,7 +95,7 @@ class Segments:
 
     @classmethod
     def from_lengths(
-        cls, lengths: Sequence[Sequence[int]], *, width: int | None = None, continues: Tensor | bool = False,
+        cls, lengths: Sequence[Sequence[int]], *, width: int | None = None, continues: Tensor | bool = True,
         device: torch.device | str | None = None,
     ) -> Segments:
         """Documents packed from the left of each row, by length; the rest of the row is padding. Length 0 is allowed."""
@@ -107,12 +111,15 @@ class Segments:
         return cls(ids, _continues(continues, ids))
 
     @classmethod
-    def from_positions(cls, positions: Tensor, *, continues: Tensor | bool = False) -> Segments:
-        """Documents from position ids (b t) that restart at 0 wherever a document starts (no padding)."""
-        starts = positions == 0
-        starts = starts.clone()
-        starts[:, :1] = True
-        return cls(starts.to(torch.int64).cumsum(1), _continues(continues, positions))
+    def from_positions(cls, positions: Tensor) -> Segments:
+        """Documents from position ids (b t) that restart at 0 wherever a document starts (no padding).
+
+        A row that does not start at 0 continues the incoming state's document.
+        """
+        starts = (positions == 0).to(torch.int64)
+        starts[:, :1] = 1
+        continues = (positions[:, :1] != 0).any(1) if positions.shape[1] else _continues(True, positions)
+        return cls(starts.cumsum(1), continues)
 
     # -- derived -----------------------------------------------------------------------------------------------------
 

@@ -81,6 +81,7 @@ class Attention(SequenceMixer):
     """See :class:`AttentionConfig`. Its state is a ``Growing`` of keys and values, or a ``Ring`` with a window."""
 
     causal_only = False
+    takes = ("prefix_len",)
 
     def __init__(self, config: AttentionConfig, ctx: BuildContext) -> None:
         super().__init__()
@@ -96,15 +97,16 @@ class Attention(SequenceMixer):
         self.gate_proj = nn.Linear(ctx.d_model, inner, bias=False, **ctx.factory) if config.output_gate else None
         self.out_proj = nn.Linear(inner, ctx.d_model, bias=config.out_bias, **ctx.factory)
         head = ctx.child("position", d_model=self.head_dim)
-        if type(config.position).site == "input":
-            raise head.error(f"{config.position.type_name()!r} is added to the input of a stack: give it to the stem")
+        if type(config.position).site not in ("qk", "any"):
+            site = type(config.position).site
+            raise head.error(f"{config.position.type_name()!r} is of site {site!r}, not of queries and keys: give it to the stem")
         self.position = config.position.build(head)
         self.q_norm = None if config.qk_norm is None else config.qk_norm.build(head)
         self.k_norm = None if config.qk_norm is None else config.qk_norm.build(head)
         self.sinks = nn.Parameter(torch.zeros(config.n_heads, **ctx.factory)) if config.sinks else None
-        self.compute_dtype = ctx.compute_dtype
+        self.cannot = {} if self.position is None else dict(self.position.cannot)
         if config.kernel == "flash":
-            self.cannot = {"compile": "the flash kernel cuts documents out of a batch, and has to look where they are"}
+            self.cannot["compile"] = "the flash kernel cuts documents out of a batch, and has to look where they are"
         self.attention = ctx.bind_kernel("attention", config.kernel, sizes=self._sizes(), features=self._features())
 
     def _sizes(self) -> dict[str, int]:
@@ -127,7 +129,7 @@ class Attention(SequenceMixer):
         if not self.causal:
             return ()
         shapes = dict.fromkeys(("k", "v"), (self.n_kv_heads, self.head_dim))
-        where: dict[str, Any] = {"dtype": self.compute_dtype or self.attention.dtype, "device": self.attention.device}
+        where: dict[str, Any] = {"dtype": self.attention.compute_dtype, "device": self.attention.device}
         if self.config.window is not None:
             return Ring.empty(batch_size, shapes, window=self.config.window, **where)
         return Growing.empty(batch_size, shapes, max_len=max_len, **where)
@@ -136,9 +138,13 @@ class Attention(SequenceMixer):
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, context: Context | None = None,
         keep: int = 0,
     ) -> tuple[Tensor, State | None]:
-        leaf = state if isinstance(state, Growing | Ring) else None
-        if not self.causal and leaf is not None:
+        if not self.causal and state is not None:
             raise StateError("attention that looks both ways has no state: give it whole documents")
+        leaf = state if isinstance(state, Growing | Ring) else None
+        if segments is not None:
+            # Weights are 0 at pads, but 0 times what lies there must be 0 too.
+            x = x.masked_fill(~segments.real[..., None], 0)
+            self._check_prefix(segments, leaf)
         positions = self._positions(x, segments, leaf)
         q = self._heads(self.q_proj(x), self.q_norm, positions)
         k = self._heads(self.k_proj(x), self.k_norm, positions)
@@ -159,6 +165,13 @@ class Attention(SequenceMixer):
             return segments.positions(None if leaf is None else leaf.length)
         steps = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
         return steps if leaf is None else steps + leaf.length[:, None]
+
+    def _check_prefix(self, segments: Segments, leaf: Growing | Ring | None) -> None:
+        if segments.prefix_len is None or leaf is None or leaf.untouched or torch.compiler.is_compiling():
+            return
+        seen = torch.where(segments.ids == segments.carried[:, None], leaf.length[:, None], 0)
+        if bool(((seen > 0) & (segments.prefix_len > seen)).any()):
+            raise StateError("a prefix that is seen both ways must lie within one call: its first tokens are computed already")
 
     def _heads(self, projected: Tensor, norm: nn.Module | None, positions: Tensor) -> Tensor:
         heads: Tensor = projected.unflatten(-1, (-1, self.head_dim))  # [b, t, h, k]

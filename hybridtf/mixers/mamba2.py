@@ -128,7 +128,7 @@ class Mamba2(SequenceMixer):
     ) -> tuple[Tensor, State | None]:
         if state is None or keep == 0:
             return self._mix(x, segments, state)
-        return with_history(self._mix, x, segments, state, keep)
+        return with_history(self._mix, x, segments, state, keep, self.init_state)
 
     def _mix(self, u: Tensor, segments: Segments | None, state: State | None) -> tuple[Tensor, State | None]:
         config = self.config

@@ -9,8 +9,29 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hybridtf.core import Block, BlockConfig, BlockOutput, BuildContext, ConfigError, Context, Edges, Segments, State, nearest
+from hybridtf.core import (
+    Block,
+    BlockConfig,
+    BlockOutput,
+    BuildContext,
+    ConfigError,
+    Context,
+    Edges,
+    Losses,
+    Segments,
+    State,
+    nearest,
+)
 from hybridtf.models.pattern import print_pattern
+
+
+def add_losses(first: Losses, second: Losses) -> dict[str, tuple[Tensor, Tensor]]:
+    """Losses of two components together: sums and counts of one name add up."""
+    losses = dict(first)
+    for name, (total, count) in second.items():
+        before = losses.get(name)
+        losses[name] = (total, count) if before is None else (before[0] + total, before[1] + count)
+    return losses
 
 
 class Stack(nn.Module):
@@ -25,12 +46,14 @@ class Stack(nn.Module):
         self.layers = nn.ModuleDict()
         order = []
         for i, name in enumerate(layers):
-            key = name if blocks[name].shared else str(i)
+            key = f"shared_{name}" if blocks[name].shared else str(i)
             if key not in self.layers:
                 where = ctx.child(f"blocks.{name}", layer_idx=i, n_layers=len(layers))
                 self.layers[key] = blocks[name].build(where)
             order.append(key)
         self.order = tuple(order)
+        self.takes = {field for block in self.blocks() for part in block.parts().values() for field in part.takes}
+        """Fields of segments that some component obeys."""
         self.checkpointed: frozenset[int] = frozenset()
         """Layers whose activations are recomputed in the backward pass."""
 
@@ -45,6 +68,7 @@ class Stack(nn.Module):
         self, x: Tensor, edges: Edges, *, segments: Segments | None = None, state: tuple[State, ...] | None = None,
         context: Context | None = None, keep: int = 0,
     ) -> BlockOutput:
+        self._check(segments)
         losses: dict[str, tuple[Tensor, Tensor]] = {}
         states: list[State] = []
         seen = dict(edges)
@@ -58,18 +82,26 @@ class Stack(nn.Module):
                 out = block(x, seen, **options)
             x, seen = out.x, out.edges
             states.append(out.state)
-            for name, (total, count) in out.losses.items():
-                before = losses.get(name)
-                losses[name] = (total, count) if before is None else (before[0] + total, before[1] + count)
+            losses = add_losses(losses, out.losses)
         return BlockOutput(x, seen, losses, None if state is None else tuple(states))
 
 
+    def _check(self, segments: Segments | None) -> None:
+        if segments is None:
+            return
+        given = {"prefix_len": segments.prefix_len, "global_tokens": segments.global_tokens, "axes": segments.axes or None}
+        for name, value in given.items():
+            if value is not None and name not in self.takes:
+                raise ConfigError(f"segments.{name} is given, and no component of this stack obeys it")
+
+
 def build_stack(
-    layers: tuple[str, ...], blocks: Mapping[str, BlockConfig], ctx: BuildContext, *, edges: tuple[str, ...] = ()
+    layers: tuple[str, ...], blocks: Mapping[str, BlockConfig], ctx: BuildContext, *, edges: tuple[str, ...] = (),
+    context: bool = False,
 ) -> Stack:
     """Build the layers and check what crosses them: every edge that a component reads needs an earlier writer.
 
-    Raises :class:`ConfigError` for a block that no layer uses and for an edge that nobody wrote, naming the layer.
+    ``context``: the model hands one to its layers. Raises :class:`ConfigError` for a block that no layer uses and for an edge that nobody wrote, naming the layer.
     """
     unused = sorted(set(blocks) - set(layers))
     if unused:
@@ -80,6 +112,10 @@ def build_stack(
     written = set(edges)
     for i, (name, block) in enumerate(zip(layers, stack.blocks(), strict=True)):
         for part_name, part in block.parts().items():
+            if getattr(part, "needs_context", False) and not context:
+                raise ConfigError(
+                    f"{ctx.where}.blocks.{name}.{part_name}: layer {i} looks at a context, and this model has none to give"
+                )
             for edge in part.reads:
                 if edge not in written:
                     hint = nearest(edge, written)

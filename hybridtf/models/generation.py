@@ -11,17 +11,15 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from hybridtf.core import DataError, Segments, State, reorder
+from hybridtf.core import ConfigTable, DataError, NonFiniteError, Segments, State, reorder
 from hybridtf.models.language_model import LanguageModel
 
 
-class GenerationConfig(BaseModel):
+class GenerationConfig(ConfigTable):
     """How tokens are chosen. ``temperature = 0`` is greedy; ``top_k`` and ``top_p`` cut the distribution, in that order."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     max_new_tokens: int = Field(default=128, gt=0)
     temperature: float = Field(default=0.0, ge=0)
@@ -137,9 +135,13 @@ def _step(model: LanguageModel, tokens: Tensor, state: State) -> tuple[Tensor, S
 def choose(scores: Tensor, config: GenerationConfig, generators: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
     """Draw one token a row from scores (b vocab): tokens (b) and their log-probabilities (b), on the CPU.
 
-    By inversion of the distribution function at one uniform number a row, so that a row's draw does not depend on others.
+    Raises :class:`NonFiniteError` where scores are NaN or infinite. By inversion of the distribution function at one uniform number a row, so that a row's draw does not depend on others.
     """
-    log_probs = scores.detach().to("cpu", torch.float64).log_softmax(-1)
+    scores = scores.detach().to("cpu", torch.float64)
+    bad = scores.isnan().any(-1) | scores.isposinf().any(-1)
+    if bool(bad.any()):
+        raise NonFiniteError(f"the model's scores for row {int(bad.nonzero()[0])} of the batch are not finite")
+    log_probs = scores.log_softmax(-1)
     if config.temperature == 0:
         tokens = log_probs.argmax(-1)
     else:

@@ -16,18 +16,22 @@ from hybridtf.core import (
     BuildContext,
     Component,
     ConfigError,
+    DataError,
     Head,
     HeadConfig,
     ModelConfig,
     NormConfig,
     Segments,
-    Stack as StackView,
     State,
     StemConfig,
     active,
     init_parameters,
+    leaves,
 )
-from hybridtf.models.compose import build_stack
+from hybridtf.core import (
+    Stack as StackView,
+)
+from hybridtf.models.compose import add_losses, build_stack
 from hybridtf.models.heads import LMHeadConfig
 from hybridtf.models.pattern import expand_pattern, print_pattern
 from hybridtf.models.stems import TokenEmbeddingConfig
@@ -111,11 +115,11 @@ class LanguageModel(nn.Module):
             raise ConfigError("language_model: a device mesh was given, and none of its parts says yet how it shards")
         self.seed = ctx.seed
         self.stem = config.stem.build(ctx.child("stem"), config.vocab_size)
-        edges = ("token_ids", "embedding", *self.stem.writes)
-        self.stack = build_stack(layers, config.blocks, ctx, edges=edges)
+        self.stack = build_stack(layers, config.blocks, ctx, edges=self.stem.writes)
         self.final_norm = config.final_norm.build(ctx.child("final_norm"))
-        embedding = getattr(self.stem, "embedding", None)
-        self.head: Head = config.head.build(ctx.child("head"), config.vocab_size, embedding)
+        self.head: Head = config.head.build(ctx.child("head"), config.vocab_size)
+        if self.head.needs_tied_weight and self.stem.tied_weight() is None:
+            raise ctx.child("head").error(f"a tied head needs a stem with an embedding; {config.stem.type_name()!r} has none")
         self.reset_parameters()
 
     @property
@@ -130,7 +134,10 @@ class LanguageModel(nn.Module):
 
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         """The empty state of ``batch_size`` rows. With ``max_len``, buffers of that many tokens, made once."""
-        return {"stem": self.stem.init_state(batch_size, max_len), "layers": self.stack.init_state(batch_size, max_len)}
+        return {
+            "stem": self.stem.init_state(batch_size, max_len), "layers": self.stack.init_state(batch_size, max_len),
+            "head": self.head.init_state(batch_size, max_len),
+        }
 
     def forward(
         self, token_ids: Tensor, *, segments: Segments | None = None, state: State | None = None, keep: int = 0,
@@ -142,17 +149,25 @@ class LanguageModel(nn.Module):
         consumed; with ``keep`` the new state can be cropped by that many tokens. ``logits = "last"`` computes only those
         of each row's last real token.
         """
-        x, stem_state, extras = self.stem(
-            token_ids, segments=segments, state=None if state is None else state["stem"], keep=keep
-        )
-        out = self.stack(
-            x, extras.edges, segments=segments, state=None if state is None else state["layers"], keep=keep
-        )
-        new_state = None if state is None else {"stem": stem_state, "layers": out.state}
-        if logits == "none":
-            return LanguageModelOutput(None, new_state, out.losses)
-        hidden = _last_real(out.x, segments) if logits == "last" else out.x
-        return LanguageModelOutput(self.head(self.final_norm(hidden)), new_state, out.losses)
+        states: Mapping[str, State] = state or dict.fromkeys(("stem", "layers", "head"))
+        x, stem_state, extras = self.stem(token_ids, segments=segments, state=states["stem"], keep=keep)
+        out = self.stack(x, extras.edges, segments=segments, state=states["layers"], keep=keep)
+        losses = add_losses(extras.losses, out.losses)
+        # A head without a state need not see the tokens whose scores nobody asked for.
+        whole = logits == "all" or bool(leaves(states["head"]))
+        if logits == "none" and not whole:
+            scores, head_state = None, states["head"]
+        else:
+            hidden = out.x if whole else _last_real(out.x, segments)[:, None]
+            scores, head_state, *more = self.head(
+                self.final_norm(hidden), segments=segments if whole else None, state=states["head"], keep=keep,
+                tied=self.stem.tied_weight() if self.head.needs_tied_weight else None,
+            )
+            losses = add_losses(losses, more[0].losses) if more else losses
+            if logits != "all":
+                scores = None if logits == "none" else _last_real(scores, segments) if whole else scores[:, 0]
+        new_state = None if state is None else {"stem": stem_state, "layers": out.state, "head": head_state}
+        return LanguageModelOutput(scores, new_state, losses)
 
     def loss(self, inputs: Tensor, targets: Tensor, segments: Segments | None = None) -> Loss:
         """Cross-entropy of ``targets`` (b t; -100 is not scored) given ``inputs`` (b t), in float32 at least."""
@@ -164,6 +179,8 @@ class LanguageModel(nn.Module):
 
 
 def _last_real(x: Tensor, segments: Segments | None) -> Tensor:
+    if not x.shape[1]:
+        raise DataError("the last token's scores were asked for, and there is no token")
     if segments is None:
         return x[:, -1]
     steps = torch.arange(x.shape[1], device=x.device)

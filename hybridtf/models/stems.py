@@ -8,7 +8,18 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from hybridtf.core import BuildContext, Component, DataError, Extras, Fixed, PositionConfig, Segments, State, Stem, StemConfig
+from hybridtf.core import (
+    BuildContext,
+    Component,
+    DataError,
+    Extras,
+    Fixed,
+    PositionConfig,
+    Segments,
+    State,
+    Stem,
+    StemConfig,
+)
 from hybridtf.nn import NoPositionConfig
 
 
@@ -35,11 +46,14 @@ class TokenEmbedding(Stem):
     def __init__(self, config: TokenEmbeddingConfig, ctx: BuildContext, vocab_size: int) -> None:
         super().__init__()
         self.scale = config.scale
-        if type(config.position).site == "qk":
-            raise ctx.error(f"position {config.position.type_name()!r} turns queries and keys: give it to a mixer")
+        if type(config.position).site not in ("input", "any"):
+            raise ctx.error(f"position {config.position.type_name()!r} is of site {type(config.position).site!r}: give it to a mixer")
         self.embedding = nn.Embedding(vocab_size, ctx.d_model, **ctx.factory)
         self.position = config.position.build(ctx.child("position"))
         self.dropout = nn.Dropout(config.dropout)
+
+    def tied_weight(self) -> Tensor:
+        return self.embedding.weight
 
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         if self.position is None:
@@ -76,10 +90,9 @@ class TokenEmbedding(Stem):
 
 def _counted(state: Fixed, segments: Segments | None, n_tokens: int, keep: int) -> Fixed:
     """The count after the call. A count can be cropped by any amount within the document: every earlier one is known."""
-    before = state.length
-    after = state.advance({}, segments, n_tokens)
-    if keep:
-        steps = torch.arange(min(keep, n_tokens), 0, -1, device=before.device)
-        past = after.length[:, None] - steps
-        after.past_length = torch.where(past >= 0, past, torch.full_like(past, -1))
-    return after
+    if not keep:
+        return state.advance({}, segments, n_tokens)
+    steps = torch.arange(min(keep, n_tokens), 0, -1, device=state.length.device)
+    length = state.length + n_tokens if segments is None else segments.new_length(state.length)
+    past = length[:, None] - steps
+    return state.advance({}, segments, n_tokens, past_length=torch.where(past >= 0, past, -1))

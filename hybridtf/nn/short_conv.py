@@ -16,7 +16,6 @@ class ShortConv(nn.Module):
         self.d_conv, self.activation = d_conv, activation
         self.weight = nn.Parameter(torch.empty(ctx.d_model, d_conv, **ctx.factory))
         self.bias = nn.Parameter(torch.empty(ctx.d_model, **ctx.factory)) if bias else None
-        self.compute_dtype = ctx.compute_dtype
         self.short_conv = ctx.bind_kernel("short_conv", kernel, sizes={"channels": ctx.d_model, "width": d_conv})
 
     def param_specs(self) -> dict[str, ParamSpec]:
@@ -27,8 +26,8 @@ class ShortConv(nn.Module):
     def init_state(self, batch_size: int) -> Fixed:
         """The last ``d_conv - 1`` inputs of each row's document, zeros before its start."""
         conv = self.short_conv
-        dtype = conv.dtype if self.compute_dtype is None else self.compute_dtype
-        window = torch.zeros(batch_size, self.d_conv - 1, self.weight.shape[0], dtype=dtype, device=conv.device)
+        shape = (batch_size, self.d_conv - 1, self.weight.shape[0])
+        window = torch.zeros(shape, dtype=conv.compute_dtype, device=conv.device)
         return Fixed({"window": window}, torch.zeros(batch_size, dtype=torch.int64, device=conv.device))
 
     def forward(self, x: Tensor, segments: Segments | None, state: Fixed | None) -> tuple[Tensor, Fixed | None]:

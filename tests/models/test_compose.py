@@ -31,6 +31,10 @@ def build(pattern: str, blocks: dict, **more):
     return config(pattern, blocks, **more).build(BuildContext(d_model=8, param_dtype=torch.float64)).eval()
 
 
+def _scores(model, x):
+    return model.head(model.final_norm(x), tied=model.stem.tied_weight())[0]
+
+
 def test_pattern_and_filling_star():
     model = build("(m*3 a)*", {"m": MAMBA, "a": ATTENTION}, n_layers=8)
     assert model.stack.layer_names == ("m", "m", "m", "a") * 2
@@ -59,7 +63,7 @@ def test_shared_block_is_one_set_of_weights_with_a_state_per_visit():
     shared = build("m s m s", {"m": MAMBA, "s": {**ATTENTION, "shared": True}})
     plain = build("m s m s", {"m": MAMBA, "s": ATTENTION})
     count = lambda model: sum(p.numel() for p in model.parameters())  # noqa: E731
-    attention = sum(p.numel() for p in shared.stack.layers["s"].parameters())
+    attention = sum(p.numel() for p in shared.stack.layers["shared_s"].parameters())
     assert count(plain) - count(shared) == attention
     ids = torch.arange(9)[None] % 13
     full = shared(ids).logits
@@ -116,7 +120,7 @@ def test_edges_reach_their_readers_and_losses_add_up():
     y2 = second.mixer.proj(second.mixer_norm(x + y1)) + y1
     torch.testing.assert_close(out.losses["size"][0], y1.square().sum() + y2.square().sum())
     assert float(out.losses["size"][1]) == 6
-    torch.testing.assert_close(out.logits, model.head(model.final_norm(x + y1 + y2)))
+    torch.testing.assert_close(out.logits, _scores(model, x + y1 + y2))
 
 
 def test_an_edge_nobody_wrote_is_refused_at_build():
@@ -165,7 +169,7 @@ def test_residual_matrices_start_scaled_or_silent():
     assert float(out.detach().std()) == pytest.approx(8**-0.5 * 16**-0.5, rel=0.3)
     assert float(silent.stack.blocks()[0].mixer.out_proj.weight.detach().abs().max()) == 0
     ids = torch.tensor([[1, 2]])
-    torch.testing.assert_close(silent(ids).logits, silent.head(silent.final_norm(silent.stem(ids)[0])))
+    torch.testing.assert_close(silent(ids).logits, _scores(silent, silent.stem(ids)[0]))
 
 
 def test_a_mesh_is_refused_with_the_reason():

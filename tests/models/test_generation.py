@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pydantic import ValidationError
 
-from hybridtf.core import BuildContext, DataError, LengthError
+from hybridtf.core import BuildContext, ConfigError, DataError, LengthError, NonFiniteError
 from hybridtf.models import GenerationConfig, LanguageModelConfig, generate, stream
 from hybridtf.models.generation import choose, prefill
 
@@ -104,8 +103,16 @@ def test_wrong_input():
     with pytest.raises(DataError, match="prompt 1 is empty"):
         generate(model, [[1], []])
     assert generate(model, []) == []
-    with pytest.raises(ValidationError, match="top_k and top_p need a temperature"):
+    with pytest.raises(ConfigError, match="top_k and top_p need a temperature"):
         GenerationConfig(top_k=3)
     short = build(max_seq_len=6, stem={"type": "token_embedding", "position": {"type": "learned"}})
     with pytest.raises(LengthError, match="learned position table"):
         generate(short, [[1] * 7])
+
+
+def test_scores_that_are_not_finite_are_said():
+    model = build()
+    with torch.no_grad():
+        model.final_norm.weight.fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match="row 0"):
+        generate(model, [[1, 2]])

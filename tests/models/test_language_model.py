@@ -6,7 +6,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hybridtf.core import BuildContext, CheckpointError, ConfigError, DataError, LengthError, Segments, state_bytes, state_lengths
+from hybridtf.core import (
+    BuildContext,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    LengthError,
+    Segments,
+    state_bytes,
+    state_lengths,
+)
 from hybridtf.models import LanguageModelConfig, load_weights, save_weights
 from hybridtf.models.weights import canonical_tensors, read_weights
 
@@ -97,6 +106,10 @@ def test_tied_head_is_one_tensor_in_memory_on_disk_and_after_a_step(tmp_path):
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
     other.loss(ids, ids).mean().backward()
     optimizer.step()
+    with torch.no_grad():
+        out = other.stack(*_embedded(other, ids)).x
+        torch.testing.assert_close(other(ids).logits, other.final_norm(out) @ other.stem.embedding.weight.T)
+    other.stem.embedding = torch.nn.Embedding(17, 16, dtype=torch.float64)  # a replaced embedding is the head's too
     with torch.no_grad():
         out = other.stack(*_embedded(other, ids)).x
         torch.testing.assert_close(other(ids).logits, other.final_norm(out) @ other.stem.embedding.weight.T)

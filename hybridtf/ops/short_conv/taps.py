@@ -76,11 +76,14 @@ class _Permute(torch.autograd.Function):
     """Rows ``x[b, index[b, t]]`` for a permutation ``index`` and its ``inverse``: the backward is a gather as well."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
-        ctx.save_for_backward(index, inverse)
+    def forward(x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
         b, t = index.shape
         flat = index + torch.arange(b, device=x.device)[:, None] * t
         return x.flatten(0, 1).index_select(0, flat.flatten()).view(x.shape)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
@@ -95,7 +98,9 @@ def _blocks(tokens: Tensor, width: int) -> list[tuple[int, int]]:
     """Stretches of time whose temporaries stay in a CPU's cache; the whole length on a GPU and for a compiler."""
     b, t, c = tokens.shape[0], tokens.shape[1] - width + 1, tokens.shape[2]
     whole = tokens.device.type != "cpu" or torch.compiler.is_compiling()
-    size = max(1, t if whole else BLOCK_ELEMENTS // max(1, b * c))
+    if whole:  # nothing that a compiler would have to know the length for
+        return [(0, t)]
+    size = max(1, BLOCK_ELEMENTS // max(1, b * c))
     return [(i, min(i + size, t)) for i in range(0, t, size)]
 
 
@@ -115,11 +120,7 @@ class _Taps(torch.autograd.Function):
     """The convolution of ``tokens`` (b w-1+t c), past first; ``other`` (w-1 b t 1): taps into another document."""
 
     @staticmethod
-    def forward(
-        ctx: Any, tokens: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, silu: bool
-    ) -> Tensor:
-        ctx.save_for_backward(tokens, weight, bias, other)
-        ctx.silu = silu
+    def forward(tokens: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, silu: bool) -> Tensor:
         dtype, width = sum_dtype(tokens, weight), weight.shape[1]
         taps, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
         y = tokens.new_empty(tokens.shape[0], tokens.shape[1] - width + 1, tokens.shape[2])
@@ -130,10 +131,26 @@ class _Taps(torch.autograd.Function):
         return y
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.silu = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise KernelError("short_conv: kernel 'taps' has no second derivatives (create_graph); use 'reference'")
         tokens, weight, bias, other = ctx.saved_tensors
+        dtokens, dweight, dbias = _TapsBackward.apply(  # type: ignore[no-untyped-call]
+            dy, tokens, weight, bias, other, ctx.silu
+        )
+        return dtokens, dweight, None if bias is None else dbias, None, None
+
+
+class _TapsBackward(torch.autograd.Function):
+    """Gradients of :class:`_Taps` for tokens, weight and bias; a function of its own, to refuse its derivative."""
+
+    @staticmethod
+    def forward(
+        dy: Tensor, tokens: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, silu: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         dtype, width = sum_dtype(tokens, weight), weight.shape[1]
         taps, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
         dtokens = torch.zeros(tokens.shape, dtype=dtype, device=tokens.device)
@@ -141,12 +158,19 @@ class _Taps(torch.autograd.Function):
         for start, stop in _blocks(tokens, width):
             far = None if other is None else other[:, :, start:stop]
             wide, part = tokens[:, start : stop + width - 1].to(dtype), dy[:, start:stop].to(dtype)
-            if ctx.silu:
+            if silu:
                 part = torch.ops.aten.silu_backward(part, _sum_taps(wide, taps, shift, far))
             dbias += part.sum((0, 1))
             for j in range(width):
                 seen = part if far is None or j == width - 1 else part.masked_fill(far[j], 0)
                 dtokens[:, start + j : stop + j].addcmul_(seen, taps[:, j])
                 dtaps[j] += (seen * wide[:, j : j + stop - start]).sum((0, 1))
-        dshift = None if bias is None else dbias.to(bias.dtype)
-        return dtokens.to(tokens.dtype), dtaps.t().to(weight.dtype), dshift, None, None
+        return dtokens.to(tokens.dtype), dtaps.t().to(weight.dtype), dbias.to((weight if bias is None else bias).dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise KernelError("short_conv: kernel 'taps' has no second derivatives; use kernel 'reference'")

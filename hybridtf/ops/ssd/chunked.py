@@ -1,11 +1,12 @@
 """``ssd`` by matrix products over chunks, in time and memory linear in the length. README.md has the derivation.
 
-Axes: b batch, t time, c chunks of a span, l places in a chunk, g groups, r heads a group, h = g r, n keys, p values.
+Both passes are custom operators: a compiler sees one call, whatever the length, and so do transforms of functions.
+
+Axes: b batch, t time, g groups, r heads a group, h = g r, n keys, p values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from torch import Tensor
 
 from hybridtf.core.errors import KernelError
 from hybridtf.core.segments import Segments
+from hybridtf.ops.ssd.passes import backward, forward
 from hybridtf.ops.ssd.shapes import check, log_steps, start_state, state_dtype
-from hybridtf.ops.ssd.spans import Call, Decay, Span, decay_of, load, spans_of
+from hybridtf.ops.ssd.spans import Call, count_spans
 from hybridtf.ops.ssd.step import ssd_step
 
 
@@ -38,130 +40,66 @@ def ssd_chunked(
         # Heads of a group side by side, so that one matrix product serves them all: (b g n r p).
         grouped = state.reshape(b, g, h // g, n, p).transpose(2, 3)
         masks = (None, None, None) if segments is None else (segments.real, segments.effective, segments.carried)
-        y, last = _Chunked.apply(  # type: ignore[no-untyped-call]
-            q, k, v, log_steps(log_a, segments, dtype), grouped, *masks, chunk_size
-        )
+        steps = log_steps(log_a, segments, dtype)
+        y, last, _ = _forward_op(q, k, v, steps, *masks, chunk_size, grouped, torch.is_grad_enabled())
         return y, last.transpose(2, 3).reshape(b, h, n, p)
 
 
-def _by_group(x: Tensor, groups: int) -> Tensor:
-    """(b c l heads width) as matrices (b c g l heads/g*width)."""
-    b, c, length, heads, width = x.shape
-    return x.reshape(b, c, length, groups, heads // groups * width).transpose(2, 3)
+# Fields of ``Call``.
+_CALL = "Tensor q, Tensor k, Tensor v, Tensor log_a, Tensor? real, Tensor? ids, Tensor? carried, int chunk_size"
+_N_CALL = len(Call._fields)
 
 
-def _from_group(x: Tensor, like: Tensor) -> Tensor:
-    """(b c g l heads/g*width) back as (b c l heads width)."""
-    return x.transpose(2, 3).reshape(like.shape)
+@torch.library.custom_op(
+    "hybridtf::ssd_chunked", mutates_args=(), schema=f"({_CALL}, Tensor state, bool keep) -> (Tensor, Tensor, Tensor)"
+)
+def _forward_op(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return forward(Call(*inputs[:_N_CALL]), *inputs[_N_CALL:])
 
 
-def _by_head(x: Tensor, groups: int) -> Tensor:
-    """(b c l h p) as matrices (b c g r l p)."""
-    b, c, length, heads, width = x.shape
-    return x.reshape(b, c, length, groups, heads // groups, width).permute(0, 1, 3, 4, 2, 5)
+@_forward_op.register_fake
+def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    call, (state, keep) = Call(*inputs[:_N_CALL]), inputs[_N_CALL:]
+    starts = state.new_empty(count_spans(call) if keep else 0, *state.shape)
+    return call.v.new_empty(call.v.shape), state.new_empty(state.shape), starts
 
 
-def _from_head(x: Tensor) -> Tensor:
-    """(b c g r l p) back as (b c l h p)."""
-    return x.permute(0, 1, 4, 2, 3, 5).flatten(3, 4)
+@torch.library.custom_op(
+    "hybridtf::ssd_chunked_backward", mutates_args=(),
+    schema=f"({_CALL}, Tensor starts, Tensor dy, Tensor dstate) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _backward_op(*inputs: Any) -> tuple[Tensor, ...]:
+    call = Call(*inputs[:_N_CALL])
+    with torch.autocast(call.v.device.type, enabled=False):
+        return backward(call, *inputs[_N_CALL:])
 
 
-def _walk(start: Tensor, writes: Tensor, whole: Tensor, order: Iterable[int]) -> tuple[Tensor, Tensor]:
-    """Carry ``start`` (b g n r p) through chunks: the value entering each (b c g n r*p), and the last one."""
-    writes = writes.view(*writes.shape[:2], *start.shape[1:])
-    entered: dict[int, Tensor] = {}
-    for i in order:
-        entered[i] = start
-        start = torch.addcmul(writes[:, i], start, whole[:, i])
-    return torch.stack([entered[i] for i in range(len(entered))], 1).flatten(4), start
+@_backward_op.register_fake
+def _(*inputs: Any) -> tuple[Tensor, ...]:
+    call, dstate = Call(*inputs[:_N_CALL]), inputs[-1]
+    return tuple(x.new_empty(x.shape) for x in (call.q, call.k, call.v, call.log_a, dstate))
 
 
-def _forward_span(call: Call, span: Span, state: Tensor) -> tuple[Tensor, Tensor]:
-    """y (b c l h p) of a span and the state after it (b g n r p)."""
-    groups, dtype, low = call.groups, call.dtype, call.product_dtype
-    q, k, v = (load(x, call, span) for x in (call.q, call.k, call.v))
-    decay = decay_of(call, span)
-    q_m, k_m = _by_group(q, groups), _by_group(k, groups)
-    writes = k_m.mT @ _by_group(v * decay.tail, groups)
-    states, state = _walk(state, writes, decay.whole, range(span.n_chunks))
-    q_low = q_m.to(low)
-    scores = (q_low @ k_m.to(low).mT)[:, :, :, None].to(dtype)
-    near = (scores * decay.pair).to(low) @ _by_head(v, groups).to(low)
-    far = q_low @ states.to(low)
-    return torch.addcmul(_from_head(near).to(dtype), _from_group(far, v).to(dtype), decay.into), state
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    starts = output[2]
+    ctx.save_for_backward(*inputs[: _N_CALL - 1], starts)
+    ctx.chunk_size = inputs[_N_CALL - 1]
+    ctx.mark_non_differentiable(starts)
+    ctx.set_materialize_grads(False)  # None would become zeros of the size of starts
 
 
-def _backward_span(call: Call, span: Span, start: Tensor, dy: Tensor, dstate: Tensor) -> tuple[Tensor, ...]:
-    """Gradients of q, k, v, log_a as (b c l ...), and of the state before the span (``dstate``: of that after)."""
-    groups = call.groups
-    q, k, v, dy = (load(x, call, span) for x in (call.q, call.k, call.v, dy))
-    decay = decay_of(call, span)
-    q_m, k_m = _by_group(q, groups), _by_group(k, groups)
-    v_tail, dy_into = v * decay.tail, dy * decay.into
-    v_tail_m, dy_into_m = _by_group(v_tail, groups), _by_group(dy_into, groups)
-    states, _ = _walk(start, k_m.mT @ v_tail_m, decay.whole, range(span.n_chunks))
-    dstates, dstart = _walk(dstate, q_m.mT @ dy_into_m, decay.whole, reversed(range(span.n_chunks)))
-
-    dq, dk, dv, dlog_a = _backward_pairs(call, q_m, k_m, v, dy, decay)
-    dq = dq + dy_into_m @ states.mT
-    dk = dk + v_tail_m @ dstates.mT
-    dtail = _from_group(k_m @ dstates, v)
-    dv = torch.addcmul(dv, dtail, decay.tail)
-    # A step decays what is read at and after it, what was written before it, and what the whole chunk hands on.
-    read = (dy_into * _from_group(q_m @ states, v)).sum(4)
-    dlog_a = dlog_a + read.flip(2).cumsum(2).flip(2)
-    # Shifted, since a running sum less its own last term would lose small terms beside a large one.
-    dlog_a[:, :, 1:] += (v_tail * dtail).sum(4)[:, :, :-1].cumsum(2)
-    kept = (states * dstates).view(*states.shape[:4], *start.shape[3:]).sum((3, 5)) * decay.whole[:, :, :, 0, :, 0]
-    dlog_a += kept.flatten(2)[:, :, None]
-    return dq.transpose(2, 3), dk.transpose(2, 3), dv, dlog_a, dstart
+def _differentiate(ctx: Any, dy: Tensor | None, dstate: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    *tensors, starts = ctx.saved_tensors
+    v = tensors[2]
+    dy = v.new_zeros(v.shape) if dy is None else dy
+    dstate = starts.new_zeros(starts.shape[1:]) if dstate is None else dstate
+    *grads, dstart = _backward_op(*tensors, ctx.chunk_size, starts, dy, dstate)
+    return *grads, *[None] * (_N_CALL - 4), dstart, None
 
 
-def _backward_pairs(call: Call, q_m: Tensor, k_m: Tensor, v: Tensor, dy: Tensor, decay: Decay) -> tuple[Tensor, ...]:
-    """Gradients through the pairs inside each chunk: q and k (b c g l n), v (b c l h p), log_a (b c l h)."""
-    dtype, low = call.dtype, call.product_dtype
-    q_low, k_low, dy_low = q_m.to(low), k_m.to(low), _by_head(dy, call.groups).to(low)
-    scores = (q_low @ k_low.mT)[:, :, :, None].to(dtype)
-    dv = (scores * decay.pair).to(low).mT @ dy_low
-    dscores = (dy_low @ _by_head(v, call.groups).to(low).mT).to(dtype).mul_(decay.pair)
-    shared = dscores.sum(3).to(low)
-    # From d loss / d log decay of each pair (i j) to that of each step t: the sum over j < t <= i, as it stands. The
-    # shorter way, rows less columns and then a running sum, subtracts equal terms and loses strong steps among weak.
-    earlier = torch.ones_like(scores[0, 0, 0, 0]).triu(1)
-    dlog_a = (dscores.mul_(scores) @ earlier).tril().sum(-2)
-    dq, dk = (shared @ k_low).to(dtype), (shared.mT @ q_low).to(dtype)
-    return dq, dk, _from_head(dv).to(dtype), dlog_a.flatten(2, 3).transpose(2, 3)
+def _refuse(ctx: Any, *grads: Tensor) -> None:
+    raise KernelError("ssd: kernel 'chunked' has no second derivatives; use kernel 'reference'")
 
 
-class _Chunked(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, state: Tensor, real: Tensor | None,
-        ids: Tensor | None, carried: Tensor | None, chunk_size: int,
-    ) -> tuple[Tensor, Tensor]:
-        call = Call(q, k, v, log_a, real, ids, carried, chunk_size)
-        y = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-        starts = []
-        for span in spans_of(call):
-            starts.append(state)
-            part, state = _forward_span(call, span, state)
-            y[:, span.start : span.stop] = part.flatten(1, 2)
-        if real is not None:
-            y = y.masked_fill_(~real[:, :, None, None], 0)
-        ctx.save_for_backward(q, k, v, log_a, real, ids, carried, *starts)
-        ctx.chunk_size = chunk_size
-        return y, state if starts else state.clone()
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise KernelError("ssd: kernel 'chunked' has no second derivatives (create_graph); use kernel 'reference'")
-        q, k, v, log_a, real, ids, carried, *starts = ctx.saved_tensors
-        call = Call(q, k, v, log_a, real, ids, carried, ctx.chunk_size)
-        grads = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, log_a)]
-        with torch.autocast(dy.device.type, enabled=False):
-            for span, start in reversed(list(zip(spans_of(call), starts, strict=True))):
-                *parts, dstate = _backward_span(call, span, start, dy, dstate)
-                for grad, part in zip(grads, parts, strict=True):
-                    grad[:, span.start : span.stop] = part.flatten(1, 2)
-        return *grads, dstate, None, None, None, None
+_forward_op.register_autograd(_differentiate, setup_context=_keep)
+_backward_op.register_autograd(_refuse)

@@ -68,12 +68,25 @@ class Decay(NamedTuple):
     whole: Tensor  # (b c g 1 r 1): from incoming to outgoing state
 
 
+def chunks_at_once(call: Call) -> int:
+    """Chunks of a span: as many as the budget allows. Sizes may be symbols of a compiler, so nothing is compared."""
+    (b, _, h), size = call.log_a.shape, call.chunk_size
+    budget = SPAN_BUDGET if call.log_a.device.type == "cpu" else SPAN_BUDGET_GPU
+    at_once: int = torch.sym_max(1, budget // torch.sym_max(1, b * h * size * size))
+    return at_once
+
+
+def count_spans(call: Call) -> int:
+    """How many spans :func:`spans_of` gives, as arithmetic that holds for symbols too."""
+    t, size, at_once = call.log_a.shape[1], call.chunk_size, chunks_at_once(call)
+    full = t // size
+    return (full + at_once - 1) // at_once + (t + size - 1) // size - full
+
+
 def spans_of(call: Call) -> list[Span]:
     """Spans over the whole length: full chunks, as many at once as the budget allows, then a short one."""
-    (b, t, h), size = call.log_a.shape, call.chunk_size
-    budget = SPAN_BUDGET if call.log_a.device.type == "cpu" else SPAN_BUDGET_GPU
+    t, size, at_once = call.log_a.shape[1], call.chunk_size, chunks_at_once(call)
     full = t // size
-    at_once = max(1, budget // max(1, b * h * size * size))
     spans = [Span(i * size, min(at_once, full - i), size) for i in range(0, full, at_once)]
     return [*spans, Span(full * size, 1, t % size)] if t % size else spans
 

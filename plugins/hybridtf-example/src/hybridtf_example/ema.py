@@ -70,7 +70,7 @@ class Ema(SequenceMixer):
     ) -> tuple[Tensor, State | None]:
         if state is None:
             return self._mix(x, segments, None)
-        return with_history(self._mix, x, segments, state, keep)
+        return with_history(self._mix, x, segments, state, keep, self.init_state)
 
     def _mix(self, x: Tensor, segments: Segments | None, state: State | None) -> tuple[Tensor, State | None]:
         v = self.v_proj(x)

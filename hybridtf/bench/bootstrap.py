@@ -1,0 +1,31 @@
+"""Confidence intervals by the bootstrap (Efron 1979): documents are drawn again with replacement, since the tokens of
+one document are not independent of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+
+DRAWS = 2000
+
+
+def interval(
+    units: NDArray[Any], statistic: Callable[[Floats], Floats], *, level: float = 0.95, seed: int = 0,
+    draws: int = DRAWS,
+) -> tuple[float, float] | None:
+    """The percentile interval of ``statistic``, or None where one unit (or none) shows no spread.
+
+    ``units`` (n c): c sums of each of n documents. ``statistic`` takes the sums of a draw, (r c), to (r) values.
+    """
+    n = len(units)
+    if n < 2:
+        return None
+    counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=draws).astype(np.float64)
+    values = statistic(counts @ units.astype(np.float64))
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)

@@ -1,0 +1,78 @@
+"""Where a measurement was made: what a reader needs to judge a number, or to repeat it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hybridtf
+from hybridtf.core import active
+
+_GIT_SECONDS = 10
+
+
+def environment() -> dict[str, Any]:
+    """``python torch hybridtf`` versions, ``plugins`` (name -> version), ``os cpu cores threads memory`` (bytes of main
+    memory), ``gpu`` (name, or None), ``commit`` of the working directory's git checkout (or None) and whether it is
+    ``dirty``."""
+    commit, dirty = _commit()
+    return {
+        "python": platform.python_version(), "torch": str(torch.__version__), "hybridtf": hybridtf.__version__,
+        "plugins": {name: version for name, version in active().plugins.items() if name != "hybridtf"},
+        "os": platform.platform(), "cpu": _cpu_model(), "cores": _cores(), "threads": torch.get_num_threads(),
+        "memory": _memory(), "gpu": _gpu(), "commit": commit, "dirty": dirty,
+    }
+
+
+def _cores() -> int:
+    """Cores that this process may use: a container or a job scheduler often gives fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@functools.cache
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+@functools.cache
+def _memory() -> int | None:
+    """Bytes of main memory, or of the container's limit where that is less; None where the system does not say."""
+    names = getattr(os, "sysconf_names", {})
+    if "SC_PHYS_PAGES" not in names:
+        return None
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text(encoding="ascii").strip() if limit.is_file() else "max"
+    return min(total, int(text)) if text.isdigit() else total
+
+
+@functools.cache
+def _gpu() -> str | None:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+@functools.cache
+def _commit() -> tuple[str | None, bool | None]:
+    """Asked once: what runs is what was there when it was loaded."""
+    commit = _git("rev-parse", "HEAD")
+    return (None, None) if commit is None else (commit, bool(_git("status", "--porcelain", "--untracked-files=no")))
+
+
+def _git(*command: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *command], capture_output=True, text=True, timeout=_GIT_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

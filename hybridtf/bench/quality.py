@@ -1,0 +1,54 @@
+"""Quality: the task's measure on held-out data, with an interval over documents, beside what trivial models reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from hybridtf.bench.bootstrap import Floats, interval
+from hybridtf.bench.records import Record, make_record
+from hybridtf.bench.scoring import as_language_model
+from hybridtf.bench.subject import Subject
+from hybridtf.tasks import Task, Totals
+from hybridtf.train import evaluate
+
+
+def measure_quality(
+    subject: Subject, model: nn.Module, task: Task, *, seq_len: int, stride: int | None = None, batch_size: int = 8,
+    max_tokens: int | None = None, progress: Callable[[int], None] | None = None,
+) -> Record:
+    """A ``quality`` record of ``model``, which ``subject`` describes.
+
+    Held-out documents are read in windows of ``seq_len`` tokens that move by ``stride`` (default: half a window),
+    every token scored once. ``max_tokens``: only the first tokens of each document, as :func:`hybridtf.train.evaluate`
+    cuts them; the baselines are of whole documents, and ``note`` then says so. The interval (95 %) draws documents
+    (for a task without any: rows) again with replacement. ``progress`` is told how many tokens are scored. """
+    result = evaluate(
+        as_language_model(model), task, seq_len=seq_len, stride=stride, batch_size=batch_size, max_tokens=max_tokens,
+        on_batch=progress,
+    )
+    n = result.n_tokens
+    note = None if result.complete else f"only {n} held-out tokens, the first of each document; baselines are of all"
+    fields = {
+        "task": task.name, "seq_len": seq_len, "stride": stride or max(seq_len // 2, 1),
+        **quality_fields(task, result.totals, [score.totals for score in result.by_document]), "note": note,
+    }
+    return make_record("quality", subject.identity(model), fields)
+
+
+def quality_fields(task: Task, total: Totals, per_document: Sequence[Totals]) -> dict[str, Any]:
+    """The measure of ``total``, its interval over the documents, and the sizes it comes from."""
+    units = np.array([[d.nats, d.n_correct, d.n_tokens, d.n_bytes] for d in per_document], dtype=np.float64)
+
+    def statistic(sums: Floats) -> Floats:
+        draws = [Totals(float(row[0]), int(row[1]), int(row[2]), int(row[3])) for row in sums]
+        return np.array([task.metrics(draw)[task.metric] for draw in draws])
+
+    return {
+        "metric": task.metric, "value": task.metrics(total)[task.metric], "interval": interval(units, statistic),
+        "higher_is_better": task.higher_is_better, "baselines": task.baselines(), "n_bytes": total.n_bytes,
+        "n_documents": len(per_document), "n_tokens": total.n_tokens,
+    }

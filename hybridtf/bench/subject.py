@@ -1,0 +1,208 @@
+"""What is measured: a name and a way to build the model. Recipes are one way in, foreign modules another.
+
+A model is any ``nn.Module`` that is called ``model(ids, segments=..., state=...)`` with token ids (b t, int64) and
+answers scores (b t vocab), as a tensor or as an object with ``logits`` and ``state``. ``segments`` and ``state`` are
+given only where a harness needs them: training speed and memory need neither. Decoding, carried evaluation and state
+sizes also need ``init_state(batch_size, max_len=None)``, whose state is a pytree of tensors or of ``hybridtf.core``
+leaves. A model of its own ``loss(inputs, targets, segments)`` is trained on that; any other on the cross-entropy of
+its scores.
+
+Axes: b batch, t time.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+
+from hybridtf.core import BuildContext, ConfigError, Segments, State, StateLeaf
+from hybridtf.core.kernels import PHASES, OpKernel
+from hybridtf.recipe import Recipe
+from hybridtf.train import load_run, train_config
+
+IGNORED = -100
+"""A target that is not scored."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which model a record is about: the common fields that do not depend on the measurement."""
+
+    recipe: str
+    recipe_hash: str | None
+    pattern: str | None
+    seed: int
+    n_params: int
+    kernels: Mapping[str, Mapping[str, str]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to measure. ``build()`` gives it on the device it is to run on, a fresh one at each call.
+
+    ``recipe``: the recipe as a plain table, or None for a foreign model. ``vocab_size``: token ids are drawn below it.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    vocab_size: int
+    recipe: Mapping[str, Any] | None = None
+    pattern: str | None = None
+    seed: int = 0
+    autocast: torch.dtype | None = None
+    """The dtype that speed and memory are measured in, by autocast; None: that of the parameters."""
+
+    @classmethod
+    def from_recipe(
+        cls, recipe: Recipe, name: str, *, seed: int = 0, device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32, autocast: torch.dtype | None = None,
+    ) -> Subject:
+        """The model of a recipe, with the weights that ``seed`` gives."""
+        config = recipe.model
+        if not hasattr(config, "vocab_size"):
+            raise ConfigError(f"{name}: a {config.type_name()!r} model has no vocab_size: it cannot be fed token ids")
+
+        def build() -> nn.Module:
+            ctx = BuildContext(
+                d_model=getattr(config, "d_model", 0), device=torch.device(device), param_dtype=dtype,
+                compute_dtype=autocast, seed=seed,
+            )
+            model: nn.Module = config.build(ctx)
+            return model
+
+        if recipe.train is not None:  # with every option written out: defaults left to the file are the same recipe
+            recipe = recipe.model_copy(update={"train": train_config(recipe)})
+        pattern = " | ".join(stack.pattern for stack in config.stacks())
+        return cls(name, build, config.vocab_size, recipe.to_dict(), pattern, seed, autocast)
+
+    @classmethod
+    def from_model(cls, model: nn.Module, name: str, *, vocab_size: int | None = None, **more: Any) -> Subject:
+        """A model that stands already (a trained one, or foreign): every ``build()`` is a copy of it."""
+        config = getattr(model, "config", None)
+        size = vocab_size if vocab_size is not None else getattr(config, "vocab_size", None)
+        if size is None:
+            raise ConfigError(f"{name}: the model's config has no vocab_size; give vocab_size=")
+        return cls(name, lambda: copy.deepcopy(model), size, **more)
+
+    @classmethod
+    def from_run(cls, path: str | Path, name: str | None = None, *, device: torch.device | str = "cpu") -> Subject:
+        """The trained model of a run, checkpoint or model folder; ``name``: the folder's unless given."""
+        found = load_run(path, device=device)
+        recipe = found.recipe
+        seed = 0 if recipe.train is None else train_config(recipe).seed
+        described = cls.from_recipe(recipe, name or Path(path).name, seed=seed, device=device)
+        return replace(described, build=lambda: load_run(path, device=device).model)
+
+    @property
+    def recipe_hash(self) -> str | None:
+        """See :func:`recipe_hash`."""
+        return None if self.recipe is None else recipe_hash(self.recipe)
+
+    def dtype_of(self, model: nn.Module) -> str:
+        """What ``model`` computes in: ``float32``, or ``bfloat16 by autocast``."""
+        if self.autocast is not None:
+            return f"{str(self.autocast).removeprefix('torch.')} by autocast"
+        first = next(model.parameters(), None)
+        return str(torch.get_default_dtype() if first is None else first.dtype).removeprefix("torch.")
+
+    def identity(self, model: nn.Module) -> Identity:
+        """The identity fields of the records about ``model``, which this subject built."""
+        n_params = sum(p.numel() for p in model.parameters())
+        kernels = kernels_by_op(model, self.autocast)
+        return Identity(self.name, self.recipe_hash, self.pattern, self.seed, n_params, kernels)
+
+
+def recipe_hash(recipe: Mapping[str, Any]) -> str:
+    """16 hex digits of what a recipe builds and does: all but ``meta``, which is for people, and ``train.seed``, which
+    is a field of every record."""
+    content = {name: section for name, section in recipe.items() if name != "meta" and section is not None}
+    if isinstance(content.get("train"), Mapping):
+        content["train"] = {name: value for name, value in content["train"].items() if name != "seed"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def kernels_by_op(model: nn.Module, dtype: torch.dtype | None = None) -> dict[str, dict[str, str]]:
+    """For every op of the model and every phase: the kernels its layers use in ``dtype`` (None: their own), with commas
+    between several."""
+    used: dict[str, dict[str, set[str]]] = {}
+    for child in model.modules():
+        if isinstance(child, OpKernel):
+            phases = used.setdefault(child.op, {phase: set() for phase in PHASES})
+            for phase in PHASES:
+                phases[phase].add(child.chosen.get((phase, dtype or child.dtype), "none"))
+    return {op: {phase: ", ".join(sorted(names)) for phase, names in phases.items()} for op, phases in used.items()}
+
+
+# -- calling any model ---------------------------------------------------------------------------------------------
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model's first parameter is; the CPU for a model without any."""
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def has_state(model: nn.Module) -> bool:
+    """Whether the model can carry what it has read."""
+    return callable(getattr(model, "init_state", None))
+
+
+def call(
+    model: nn.Module, ids: Tensor, *, segments: Segments | None = None, state: State | None = None
+) -> tuple[Tensor, State | None]:
+    """Scores (b t vocab) of token ids (b t), and the state after them."""
+    options = {name: value for name, value in (("segments", segments), ("state", state)) if value is not None}
+    out = model(ids, **options)
+    logits: Tensor | None = out if isinstance(out, Tensor) else getattr(out, "logits", None)
+    after: State | None = getattr(out, "state", None)
+    if logits is None:
+        raise ConfigError(
+            f"{type(model).__name__} answered {type(out).__name__}; a measured model answers scores as a tensor, "
+            "or an object with logits"
+        )
+    if state is not None and after is None:
+        raise ConfigError(f"{type(model).__name__} was given a state and returned none")
+    return logits, after
+
+
+def mean_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Nats a token, the quantity that a training step differentiates."""
+    own = getattr(model, "loss", None)
+    if callable(own):
+        loss: Tensor = own(inputs, targets).mean()
+        return loss
+    logits, _ = call(model, inputs)
+    scores = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+
+
+def copy_state(state: State) -> State:
+    """An independent copy, whatever the state is made of."""
+    return pytree.tree_map(_copy_leaf, state, is_leaf=lambda x: isinstance(x, StateLeaf))
+
+
+def _copy_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, StateLeaf):
+        return leaf.restore()
+    return leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
+
+
+def need_state(model: nn.Module, what: str) -> None:
+    """Raise :class:`ConfigError` where ``what`` needs a state and the model has none."""
+    if not has_state(model):
+        raise ConfigError(f"{what} needs a model with init_state(batch_size, max_len); {type(model).__name__} has none")

@@ -1,0 +1,127 @@
+"""The commands as one program: its help, its version, and what its exit code says.
+
+0 done, 1 a check or comparison failed, 2 wrong input, 130 interrupted. A user's mistake is one message on stderr; an
+exception of any other kind is a bug of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import TracebackType
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from hybridtf.cli import bench, catalogue, checks, compare, doctor, generate, show, training
+from hybridtf.cli.output import say
+
+PROGRAM = "hybridtf"
+
+INTERRUPTED = 130
+
+_UsageError: Any = typer.BadParameter.__bases__[0]
+"""typer's usage error, which it does not export."""
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """What a user can do wrong. Looked up when something was raised, so that ``--help`` need not import it."""
+    errors = sys.modules.get("hybridtf.core.errors")
+    return () if errors is None else (errors.HybridTFError,)
+
+
+class Commands(TyperGroup):
+    """The group of all commands, which turns exceptions into messages and exit codes."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        # Not standalone: typer would print usage errors and end the process in its own way.
+        options["standalone_mode"] = False
+        try:
+            code = super().main(*args, **options)
+        except _UsageError as error:
+            sys.exit(_usage(error))
+        except typer.Abort:
+            sys.exit(INTERRUPTED)
+        sys.exit(code if isinstance(code, int) else 0)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            say("interrupted; nothing was saved")
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # The reader has seen enough (| head). Python must not find the closed pipe again when it ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except _refusals() as error:
+            code = getattr(error, "exit_code", 2)
+            say(str(error) if code == INTERRUPTED else f"error: {error}")
+            raise typer.Exit(code) from None
+        return result
+
+
+def _usage(error: Any) -> int:
+    """One line for a wrong command or option; the exit code."""
+    ctx = error.ctx
+    where = PROGRAM if ctx is None else ctx.command_path
+    near = getattr(error, "possibilities", None)
+    message = f"{error.message}. Did you mean {near[0]}?" if near else error.format_message()
+    say(f"error: {message if message.endswith(('.', '?')) else f'{message}.'} See: {where} --help")
+    return 2
+
+
+app = typer.Typer(
+    name=PROGRAM,
+    cls=Commands,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from hybridtf import __version__
+
+        print(f"{PROGRAM} {__version__}")
+        raise typer.Exit(0)
+
+
+@app.callback(invoke_without_command=True)
+def hybridtf(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Compose, train, measure and compare hybrid sequence architectures.
+
+    A RECIPE is a .toml file or the name of an installed one (hybridtf list recipes). A RUN is a folder that train made.
+    """
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help())
+
+
+for _room in (catalogue, show, checks, training, generate, bench, compare, doctor):
+    _room.register(app)
+
+
+def _bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    sys.__excepthook__(kind, error, trace)
+    say("this is a bug in hybridtf or a plugin, not a mistake of yours; please report it with the lines above")
+
+
+def main() -> None:
+    """The console entry point."""
+    for stream in (sys.stdout, sys.stderr):
+        # Any text may be generated or read from a file: what the terminal cannot show must not end the program.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    from typer.main import get_command
+
+    sys.excepthook = _bug
+    get_command(app)(prog_name=PROGRAM)

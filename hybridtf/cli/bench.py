@@ -1,0 +1,229 @@
+"""``bench``: speed and memory of recipes or runs, and how far a run reads beyond its trained length."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hybridtf.cli.options import BatchSize, Device, Json, Limit, Records, Repeats, Set
+from hybridtf.cli.output import console, interruptible, print_json
+from hybridtf.cli.sources import (
+    choose_device,
+    is_run,
+    name_of,
+    parse_size,
+    read_recipe,
+    read_run,
+    registries,
+    run_subject,
+    save_records,
+    table_json,
+)
+
+if TYPE_CHECKING:
+    from hybridtf.bench import phases
+    from hybridtf.bench.records import Record
+    from hybridtf.bench.subject import Subject
+
+Sources = Annotated[
+    list[str], typer.Argument(metavar="RECIPE_OR_RUN...", help="Recipe files or names, or run folders.")
+]
+Against = Annotated[
+    list[str] | None,
+    typer.Option("--against", metavar="RECIPE_OR_RUN", help="Measure this beside the others, and compare with it."),
+]
+Length = Annotated[int, typer.Option("--length", min=1, help="Tokens a row; for decode, the prompt before it.")]
+
+
+class Phase(StrEnum):
+    """What is measured."""
+
+    train = "train"
+    prefill = "prefill"
+    decode = "decode"
+
+
+class Dtype(StrEnum):
+    """What it is measured in; below float32 by autocast."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+Phases = Annotated[list[Phase] | None, typer.Option("--phase", help="May be repeated.")]
+DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="Computed in, by autocast.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    group = typer.Typer(name="bench", help="Measure speed, memory and extrapolation.", rich_markup_mode=None)
+    group.command("speed")(speed)
+    group.command("memory")(memory)
+    group.command("extrapolation")(extrapolation)
+    app.add_typer(group)
+
+
+def speed(
+    sources: Sources,
+    against: Against = None,
+    phase: Phases = None,
+    length: Length = 1024,
+    batch_size: BatchSize = 1,
+    repeats: Repeats = 5,
+    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Runs before them that do not count.")] = 2,
+    dtype: DtypeOption = Dtype.float32,
+    set_: Set = None,
+    device: Device = None,
+    output: Records = None,
+    json: Json = False,
+) -> None:
+    """Measure tokens a second in training, prefill and decode. Several models take turns."""
+    from hybridtf.bench import phases as known
+    from hybridtf.bench.speed import measure_speed
+    from hybridtf.report.detail_tables import speed_table
+
+    registries()
+    subjects = _subjects([*(against or ()), *sources], set_, device, dtype)
+    chosen = known.PHASES if phase is None else tuple(_phase(one) for one in phase)
+    with interruptible("nothing was written"):
+        records = measure_speed(
+            subjects[0],
+            against=subjects[1:],
+            phases=chosen,
+            batch_size=batch_size,
+            length=length,
+            repeats=repeats,
+            warmup=warmup,
+        )
+    _finish(records, speed_table, output, json)
+
+
+def memory(
+    sources: Sources,
+    against: Against = None,
+    phase: Phases = None,
+    length: Length = 1024,
+    batch_size: BatchSize = 1,
+    limit: Limit = None,
+    max_length: Annotated[int, typer.Option("--max-length", min=1, help="The search for it ends here.")] = 1 << 20,
+    dtype: DtypeOption = Dtype.float32,
+    set_: Set = None,
+    device: Device = None,
+    output: Records = None,
+    json: Json = False,
+) -> None:
+    """Count bytes by kind: weights, gradients, optimizer, activations, state, and the peak."""
+    from hybridtf.bench.memory import measure_memory
+    from hybridtf.report.detail_tables import memory_table
+
+    registries()
+    limit_bytes = None if limit is None else parse_size(limit, "--limit")
+    records = []
+    with interruptible("nothing was written"):
+        for subject in _subjects([*(against or ()), *sources], set_, device, dtype):
+            for one in phase or (Phase.train,):
+                records.append(
+                    measure_memory(
+                        subject,
+                        phase=_phase(one),
+                        batch_size=batch_size,
+                        length=length,
+                        limit_bytes=limit_bytes,
+                        max_length=max_length,
+                    )
+                )
+    _finish(records, memory_table, output, json)
+
+
+def extrapolation(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run, checkpoint or model folders.")],
+    against: Against = None,
+    multiples: Annotated[
+        str, typer.Option("--multiples", metavar="N,N,...", help="Multiples of the trained length.")
+    ] = "1,2,4,8,16",
+    trained_length: Annotated[
+        int | None, typer.Option("--trained-length", min=1, help="Default: the recipe's train.seq_len.")
+    ] = None,
+    chunk: Annotated[
+        int | None, typer.Option("--chunk", min=1, help="Tokens a call. Default: the trained length, at most 512.")
+    ] = None,
+    batch_size: BatchSize = 8,
+    max_documents: Annotated[int | None, typer.Option("--max-documents", min=1, help="Read at most so many.")] = None,
+    device: Device = None,
+    output: Records = None,
+    json: Json = False,
+) -> None:
+    """Score runs beyond the length they were trained at, the state carried so that memory stays flat."""
+    from hybridtf.bench.extrapolation import measure_extrapolation
+    from hybridtf.core import ConfigError, DataError
+    from hybridtf.report.detail_tables import extrapolation_table
+
+    registries()
+    if not re.fullmatch(r"\d+(,\d+)*", multiples):
+        raise ConfigError(f"--multiples {multiples}: must be whole numbers with commas between, such as 1,4,16")
+    records = []
+    with interruptible("nothing was written"):
+        for source in [*(against or ()), *runs]:
+            run = read_run(source, device)
+            trained = trained_length or (run.recipe.train.seq_len if run.recipe.train is not None else None)
+            if run.recipe.task is None or trained is None:
+                raise DataError(
+                    f"{source}: its recipe has no section [task] or [train], so there is no text or no trained length"
+                )
+            task: Any = run.recipe.task.load(0)
+            records.append(
+                measure_extrapolation(
+                    run_subject(run, name_of(source)),
+                    run.model,
+                    task,
+                    trained_length=trained,
+                    multiples=[int(n) for n in multiples.split(",")],
+                    chunk=chunk,
+                    batch_size=batch_size,
+                    max_documents=max_documents,
+                )
+            )
+    _finish(records, extrapolation_table, output, json)
+
+
+# -- what they share ---------------------------------------------------------------------------------------------------
+
+
+def _phase(phase: Phase) -> phases.Phase:
+    return phase.value
+
+
+def _subjects(
+    sources: Sequence[str], overrides: Sequence[str] | None, device: str | None, dtype: Dtype
+) -> list[Subject]:
+    import torch
+
+    from hybridtf.bench.subject import Subject
+
+    autocast = None if dtype is Dtype.float32 else getattr(torch, dtype.value)
+    found = []
+    for source in dict.fromkeys(sources):
+        if is_run(source):
+            found.append(replace(run_subject(read_run(source, device), name_of(source)), autocast=autocast))
+        else:
+            recipe = read_recipe(source, overrides)
+            found.append(Subject.from_recipe(recipe, name_of(source), device=choose_device(device), autocast=autocast))
+    return found
+
+
+def _finish(records: Sequence[Record], table: Any, output: Path | None, json: bool) -> None:
+    from hybridtf.report.evidence import gather
+
+    save_records(output, records)
+    made = table(gather(records))
+    if json:
+        print_json(table_json(made, records))
+    else:
+        console().print(made.to_rich())

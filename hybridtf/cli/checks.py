@@ -1,0 +1,198 @@
+"""``check``: recipes validated and built without memory, or the laws of the contract over a plugin's components."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hybridtf.cli.options import Json, Set
+from hybridtf.cli.output import print_json, print_text, say
+from hybridtf.cli.sources import name_of, read_recipe, registries
+
+if TYPE_CHECKING:
+    from hybridtf.core import ComponentConfig, Kernel, Registries
+    from hybridtf.testing import CheckResult
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command("check")(check)
+
+
+def check(
+    recipes: Annotated[list[str] | None, typer.Argument(metavar="[RECIPE...]", help="Recipe files or names.")] = None,
+    plugin: Annotated[
+        str | None,
+        typer.Option(
+            "--plugin",
+            metavar="NAME",
+            help="Run the laws over all that this plugin registered (hybridtf: the built-ins).",
+        ),
+    ] = None,
+    component: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--component",
+            metavar="KIND.NAME",
+            help="Run the laws over this component, such as mixers.mamba2. May be repeated.",
+        ),
+    ] = None,
+    set_: Set = None,
+    json: Json = False,
+) -> None:
+    """Check recipes, or the contract of components.
+
+    Recipes are validated, and built without memory. Components are held to every law of their contract, a line a law.
+    Exit code 2 for a wrong recipe, 1 for a broken law.
+    """
+    if sum(map(bool, (recipes, plugin, component))) != 1:
+        raise typer.BadParameter("give recipes, or --plugin NAME, or --component KIND.NAME", param_hint="RECIPE")
+    found = registries()
+    if recipes:
+        _check_recipes(recipes, set_, json)
+        return
+    kernels: list[Kernel] = []
+    if plugin:
+        components, kernels = _of_plugin(found, plugin)
+    else:
+        components = [_component(found, word) for word in component or ()]
+    _check_laws(components, kernels, json)
+
+
+# -- recipes -----------------------------------------------------------------------------------------------------------
+
+
+def _check_recipes(sources: Sequence[str], overrides: Sequence[str] | None, json: bool) -> None:
+    """Every recipe, though one before it is wrong."""
+    import torch
+
+    from hybridtf.core import BuildContext, HybridTFError
+
+    results: list[dict[str, Any]] = []
+    for source in sources:
+        try:
+            model = read_recipe(source, overrides).model.build(BuildContext(d_model=0, device=torch.device("meta")))
+        except HybridTFError as error:
+            faults = getattr(error, "faults", None) or [("", str(error))]
+            listed = [{"path": path, "message": text} for path, text in faults]
+            results.append({"recipe": source, "ok": False, "faults": listed})
+            named = getattr(error, "source", "") or source in str(error)
+            say(f"error: {error}" if named else f"error: {source}: {error}")
+            continue
+        n_params = sum(param.numel() for param in model.parameters())
+        patterns = [stack.pattern for stack in model.config.stacks()]
+        results.append({"recipe": source, "ok": True, "faults": [], "n_params": n_params, "patterns": patterns})
+        if not json:
+            print_text(f"{name_of(source)}: ok, {n_params:,} parameters, {' | '.join(patterns)}")
+    if json:
+        print_json(results)
+    if not all(result["ok"] for result in results):
+        raise typer.Exit(2)
+
+
+# -- laws --------------------------------------------------------------------------------------------------------------
+
+Component = tuple[str, str]
+"""Kind and name."""
+
+
+def _of_plugin(found: Registries, plugin: str) -> tuple[list[Component], list[Kernel]]:
+    """What a plugin registered. Raises :class:`PluginError` for one that is unknown or was not loaded."""
+    from hybridtf.core import PluginError, known_names
+
+    if plugin in found.failures:
+        raise PluginError(f"plugin {plugin!r} was not loaded: {found.failures[plugin]}")
+    if plugin not in found.plugins:
+        raise PluginError(f"no plugin named {plugin!r}. {known_names(plugin, found.plugins)}")
+    components = [
+        (kind, name)
+        for kind, registry in found.by_kind.items()
+        for name in registry.names()
+        if registry.origin(name) == plugin
+    ]
+    return components, _kernels_of(plugin)
+
+
+def _kernels_of(plugin: str) -> list[Kernel]:
+    """Kernels are registered without their origin, so the plugin is asked itself."""
+    from hybridtf.core.registry import BUILT_IN
+    from hybridtf.plugins import make_plugin_manager
+
+    manager = make_plugin_manager()
+    names = manager.built_in if plugin == BUILT_IN else {plugin}
+    modules = [manager.get_plugin(name) for name in sorted(names)]
+    return [kernel for module in modules for kernel in getattr(module, "hybridtf_kernels", tuple)()]
+
+
+def _component(found: Registries, word: str) -> Component:
+    from hybridtf.core import ConfigError
+
+    kind, dot, name = word.partition(".")
+    if not dot:
+        raise ConfigError(f"--component {word}: must be KIND.NAME, such as mixers.mamba2")
+    found[kind].get(name)
+    return kind, name
+
+
+def _check_laws(components: Sequence[Component], kernels: Sequence[Kernel], json: bool) -> None:
+    """One line a law with its time, as they come; exit code 1 when one is broken."""
+    results = []
+    for result in _results(components, kernels):
+        results.append(result)
+        if not json:
+            word = "FAILED" if not result.ok else "skipped" if result.skipped else "ok"
+            line = f"{word:<7} {result.component:<28} {result.law:<12} {result.seconds:6.2f} s"
+            print_text(f"{line}  {result.message}" if result.message else line)
+    failed = sum(not result.ok for result in results)
+    if json:
+        print_json([vars(result) for result in results])
+    skipped = sum(result.skipped for result in results)
+    say(f"{len(results)} checks, {failed} failed, {skipped} skipped with a reason")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _results(components: Sequence[Component], kernels: Sequence[Kernel]) -> Iterator[CheckResult]:
+    from hybridtf.testing import laws_for, run_checks
+
+    for kind, name in components:
+        config = _config(kind, name)
+        for law in laws_for(kind):
+            for result in run_checks(kind, config, [law]):
+                yield _renamed(result, kind, name)
+    for kernel in kernels:
+        yield _kernel_result(kernel)
+
+
+def _config(kind: str, name: str) -> ComponentConfig:
+    from hybridtf.core import active
+    from hybridtf.testing import preset_config
+
+    registry = active()[kind]
+    return preset_config(kind, name) if name in registry.presets() else registry.get(name).tiny()
+
+
+def _renamed(result: CheckResult, kind: str, name: str) -> CheckResult:
+    """A preset is checked as its base type, and reported under its own name."""
+    from dataclasses import replace
+
+    return replace(result, component=f"{kind}.{name}")
+
+
+def _kernel_result(kernel: Kernel) -> CheckResult:
+    import time
+
+    from hybridtf.core import HybridTFError
+    from hybridtf.testing import CheckResult, ContractError, NotApplicableError, check_kernel
+
+    name, started = f"kernels.{kernel.op}/{kernel.name}", time.perf_counter()
+    ok, skipped, message = True, False, ""
+    try:
+        check_kernel(kernel)
+    except NotApplicableError as reason:
+        skipped, message = True, str(reason)
+    except (ContractError, HybridTFError) as error:
+        ok, message = False, str(error)
+    return CheckResult(name, "kernel", ok, message, time.perf_counter() - started, skipped)

@@ -1,0 +1,167 @@
+"""``compare`` and ``report``: recipes trained and measured side by side, and records as a table and one HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hybridtf.cli.options import Device, Json, Limit, Recipes, Repeats, Set
+from hybridtf.cli.output import console, interruptible, print_json, say
+from hybridtf.cli.sources import choose_device, name_of, parse_size, read_recipe, registries, table_json
+
+if TYPE_CHECKING:
+    from hybridtf.bench import CompareOptions, Row
+    from hybridtf.bench.records import Record, Records
+    from hybridtf.recipe import Recipe
+
+RECORDS, REPORT = "records.jsonl", "report.html"
+
+Folder = Annotated[
+    Path, typer.Option("--output", "-o", metavar="DIR", help="Runs, records.jsonl and report.html go here.")
+]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Train every recipe with so many seeds.")]
+Steps = Annotated[int | None, typer.Option("--steps", min=1, help="Optimizer steps, instead of the recipes' own.")]
+EvalTokens = Annotated[
+    int, typer.Option("--eval-tokens", min=0, help="Score so many held-out tokens, the first of each document; 0: all.")
+]
+MaxDocuments = Annotated[int, typer.Option("--max-documents", min=1, help="Documents read beyond the trained length.")]
+Prompt = Annotated[int, typer.Option("--context", min=1, help="The prompt that decode is measured after.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command("compare")(compare)
+    app.command("report")(report)
+
+
+def compare(
+    recipes: Recipes,
+    output: Folder,
+    seeds: Seeds = 1,
+    steps: Steps = None,
+    set_: Set = None,
+    eval_tokens: EvalTokens = 100_000,
+    max_documents: MaxDocuments = 16,
+    context: Prompt = 1024,
+    repeats: Repeats = 5,
+    limit: Limit = None,
+    device: Device = None,
+    json: Json = False,
+) -> None:
+    """Train recipes and measure them side by side.
+
+    Writes records.jsonl and report.html. What is in DIR already is not done again, and a run that was
+    interrupted goes on where it stopped. Exit code 1 when the training of a recipe failed.
+    """
+    from hybridtf.bench import CompareOptions, read_records
+
+    registries()
+    options = CompareOptions(
+        steps=steps, device=choose_device(device), eval_tokens=eval_tokens or None, max_documents=max_documents,
+        context=context, repeats=repeats, limit_bytes=None if limit is None else parse_size(limit, "--limit"),
+    )  # fmt: skip
+    named, file = _named(recipes, set_), output / RECORDS
+    before = len(read_records(file, skip_corrupt=True)) if file.is_file() else 0
+    rows = _measure(named, output, seeds, options)
+    records = read_records(file, skip_corrupt=True)
+    if len(records) == before:
+        say(f"everything was in {file} already; nothing was measured again")
+    _print(records, json)
+    page = _write_report(records, output / REPORT)
+    if page is not None:
+        say(f"report: {page}")
+    _fail(rows)
+
+
+def _measure(named: dict[str, Recipe], output: Path, seeds: int, options: CompareOptions) -> list[Row]:
+    from hybridtf.bench import compare as run
+    from hybridtf.train import Interrupted
+
+    saved = f"what was measured is in {output / RECORDS}, and the same command goes on from there"
+    with interruptible(saved):
+        try:
+            return run(named, output, seeds=range(seeds), options=options, say=say)
+        except Interrupted as stopped:
+            say(f"interrupted after step {stopped.step}, which is saved in {stopped.path}; {saved}")
+            raise typer.Exit(stopped.exit_code) from None
+
+
+def _named(sources: Sequence[str], overrides: Sequence[str] | None) -> dict[str, Recipe]:
+    """Recipes by the name that records call them; files of one name in different folders by their path."""
+    from hybridtf.core import ConfigError
+
+    sources = list(dict.fromkeys(sources))
+    names = [name_of(source) for source in sources]
+    names = [source if names.count(name) > 1 else name for source, name in zip(sources, names, strict=True)]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"two recipes are called {max(names, key=names.count)!r}; copy one of them to another name")
+    return {name: read_recipe(source, overrides) for name, source in zip(names, sources, strict=True)}
+
+
+def _print(records: Records, json: bool) -> None:
+    from hybridtf.report import compare_table
+
+    table = compare_table(records)
+    if records.skipped:
+        say(f"warning: {records.skipped} lines that are no whole records were left out")
+    if json:
+        print_json(table_json(table, records))
+    else:
+        console().print(table.to_rich())
+
+
+def _write_report(records: Sequence[Record], path: Path) -> Path | None:
+    """The report, or None and a warning where its extra is not installed: the measurements were the work."""
+    from importlib.util import find_spec
+
+    from hybridtf.report import write_report
+
+    if not all(map(find_spec, ("altair", "vl_convert", "jinja2"))):
+        say("warning: no report was written, its extra is not installed: pip install 'hybridtf[report]'")
+        return None
+    return write_report(records, path)
+
+
+def _fail(rows: Sequence[Row]) -> None:
+    failed = [row for row in rows if row.failed]
+    for row in failed:
+        say(f"failed: {row.name}: {row.failed}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def report(
+    sources: Annotated[
+        list[Path], typer.Argument(metavar="RECORDS...", help="Records (.jsonl), or folders that compare made.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write one HTML file without outside addresses."),
+    ] = None,
+    charts: Annotated[
+        Path | None, typer.Option("--charts", metavar="DIR", help="Write every chart as SVG and PNG into this folder.")
+    ] = None,
+    title: Annotated[str | None, typer.Option("--title", help="The title of the page.")] = None,
+    skip_corrupt: Annotated[
+        bool, typer.Option("--skip-corrupt", help="Leave out lines that are no whole records.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Turn records into a table, one HTML file, and charts."""
+    from hybridtf.bench.records import read_records
+    from hybridtf.core import DataError
+    from hybridtf.report import save_charts, write_report
+
+    registries()
+    records = read_records([path / RECORDS if path.is_dir() else path for path in sources], skip_corrupt=skip_corrupt)
+    if not records:
+        raise DataError(f"{', '.join(map(str, sources))}: no records")
+    if json or (output is None and charts is None):
+        _print(records, json)
+    if output is not None:
+        say(f"report: {write_report(records, output, title)}")
+    if charts is not None:
+        say(f"charts: {len(save_charts(records, charts))} files in {charts}")

@@ -1,0 +1,120 @@
+"""From what a person names on the command line to what the library takes: recipes, runs, devices, records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hybridtf.cli.output import say
+
+if TYPE_CHECKING:
+    import torch
+
+    from hybridtf.bench.records import Record
+    from hybridtf.bench.subject import Subject
+    from hybridtf.core import Registries
+    from hybridtf.recipe import Recipe
+    from hybridtf.train import LoadedRun
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?", re.IGNORECASE)
+
+
+def registries() -> Registries:
+    """Everything that is installed; plugins that could not be loaded are named, and the rest works."""
+    from hybridtf.core import active
+
+    found = active()
+    for name, reason in found.failures.items():
+        say(f"warning: plugin {name!r} was not loaded: {reason}")
+    return found
+
+
+def read_recipe(source: str, overrides: Sequence[str] | None = None) -> Recipe:
+    """A recipe by file or name, all its sections validated."""
+    from hybridtf.recipe import load_recipe
+    from hybridtf.train import TrainConfig
+
+    return load_recipe(source, list(overrides or ()), sections={"train": TrainConfig})
+
+
+def is_run(source: str) -> bool:
+    """Whether a run, checkpoint or model folder is meant, not a recipe."""
+    return Path(source).is_dir()
+
+
+def name_of(source: str) -> str:
+    """What records call it: a file by its name alone, an installed recipe and a folder as they were written."""
+    path = Path(source)
+    return path.stem if path.suffix == ".toml" else path.as_posix()
+
+
+def choose_device(name: str | None) -> torch.device:
+    """The device of a name, or a GPU if there is one. Raises :class:`ConfigError` where it is not here."""
+    import torch
+
+    from hybridtf.core import ConfigError
+
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"--device {name}: is no device; allowed are cpu, cuda and cuda:N") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"--device {name}: there are {torch.cuda.device_count()} CUDA devices here")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {name}: allowed are cpu, cuda and cuda:N")
+    return device
+
+
+def parse_size(text: str, option: str) -> int:
+    """Bytes of ``8GB`` (1000^3 each) or ``8GiB`` (1024^3 each). Raises :class:`ConfigError`."""
+    from hybridtf.core import ConfigError
+
+    match = _SIZE.fullmatch(text.strip())
+    size = 0
+    if match is not None:
+        power = " kmgt".index(match[2].lower() or " ")
+        size = int(float(match[1]) * (1024 if match[3] else 1000) ** power)
+    if size < 1:
+        raise ConfigError(f"{option} {text}: is no size; write 800MB, 8GB or 8GiB")
+    return size
+
+
+def read_run(source: str, device: str | None = None, step: int | None = None) -> LoadedRun:
+    """A trained model. A recipe's name is answered with what to do first."""
+    from hybridtf.core import CheckpointError
+    from hybridtf.recipe import recipe_names
+    from hybridtf.train import load_run
+
+    if not Path(source).exists() and source in recipe_names():
+        first = f"hybridtf train {source} -o runs/{Path(source).name}"
+        raise CheckpointError(f"{source}: is a recipe, and a run is needed; train it first: {first}")
+    return load_run(source, device=choose_device(device), step=step)
+
+
+def run_subject(run: LoadedRun, name: str) -> Subject:
+    """What records say about a trained model."""
+    from hybridtf.bench.subject import Subject
+
+    seed = run.recipe.train.seed if run.recipe.train is not None else 0
+    plan = Subject.from_recipe(run.recipe, name, seed=seed)
+    return Subject.from_model(run.model, name, recipe=plan.recipe, pattern=plan.pattern, seed=seed)
+
+
+def save_records(path: Path | None, records: Sequence[Record]) -> None:
+    """Append to ``path`` where one was given, and say so."""
+    from hybridtf.bench.records import append_record
+
+    if path is None:
+        return
+    for record in records:
+        append_record(path, record)
+    say(f"{len(records)} {'records' if len(records) > 1 else 'record'} appended to {path}")
+
+
+def table_json(table: Any, records: Sequence[Record]) -> dict[str, Any]:
+    """A table with the records that it was made of."""
+    return {"table": table.to_rows(), "notes": list(table.notes), "records": list(records)}

@@ -1,0 +1,108 @@
+"""``train`` and ``eval``: a recipe becomes a run, and a run is scored on held-out data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hybridtf.cli.options import BatchSize, Device, Json, Records, Set, Step
+from hybridtf.cli.output import add_row, interruptible, make_table, print_json, print_table, print_text
+from hybridtf.cli.sources import choose_device, name_of, read_recipe, read_run, registries, run_subject, save_records
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command("train")(train)
+    app.command("eval")(evaluate)
+
+
+def train(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="RUN", help="The run's folder.")],
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="[RECIPE]", help="A recipe file or name; not needed with --resume.")
+    ] = None,
+    from_: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="CKPT", help="Start from the weights of this run, checkpoint or model folder."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in RUN from its newest checkpoint.")
+    ] = False,
+    set_: Set = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Shorthand for --set train.seed=N.")] = None,
+    device: Device = None,
+) -> None:
+    """Train a recipe into a run folder.
+
+    Ctrl-C finishes the step and saves; --resume continues bit for bit.
+    """
+    from hybridtf.train import train as run
+
+    if recipe is None and not resume:
+        raise typer.BadParameter("a new run needs a recipe", param_hint="RECIPE")
+    if recipe is None and (set_ or seed is not None):
+        raise typer.BadParameter("--set and --seed change a recipe; give it too", param_hint="RECIPE")
+    registries()
+    overrides = [*(set_ or ()), *([] if seed is None else [f"train.seed={seed}"])]
+    made = None if recipe is None else read_recipe(recipe, overrides)
+    with interruptible(f"what was saved before is in {output}"):
+        result = run(made, output, device=choose_device(device), resume=resume, init_from=from_)
+    held_out = ""
+    if result.evaluation is not None:
+        scores = [f"{name} {value:.4f}" for name, value in result.evaluation.metrics.items()]
+        held_out = f"; held out: {', '.join(scores)}"
+    print_text(f"{result.path}: {result.steps} steps, {result.tokens:,} tokens, {result.seconds:.0f} s{held_out}")
+
+
+def evaluate(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, checkpoint or model folder.")],
+    seq_len: Annotated[
+        int | None, typer.Option("--seq-len", min=1, help="Tokens of a window. Default: the trained length.")
+    ] = None,
+    batch_size: BatchSize = 8,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=1, help="Score only this many tokens, the first of each document.")
+    ] = None,
+    step: Step = None,
+    device: Device = None,
+    output: Records = None,
+    json: Json = False,
+) -> None:
+    """Score a run on held-out data.
+
+    What trivial models reach on the same data is shown beside it.
+    """
+    from hybridtf.bench.quality import measure_quality
+    from hybridtf.core import DataError
+
+    registries()
+    loaded = read_run(run, device, step)
+    if loaded.recipe.task is None:
+        raise DataError(f"{run}: its recipe has no section [task], so there is nothing to score it on")
+    trained = loaded.recipe.train.seq_len if loaded.recipe.train is not None else 256
+    with interruptible("nothing was written"):
+        record = measure_quality(
+            run_subject(loaded, name_of(run)),
+            loaded.model,
+            loaded.recipe.task.load(0),
+            seq_len=seq_len or trained,
+            batch_size=batch_size,
+            max_tokens=max_tokens,
+        )
+    save_records(output, [record])
+    if json:
+        print_json(record)
+        return
+    heads = (record["metric"], "95 %")
+    title = f"{record['n_tokens']:,} held-out tokens of task {record['task']}"
+    table = make_table("model", *heads, title=title, right=heads)
+    low_high = "" if record["interval"] is None else "{:.4f} to {:.4f}".format(*record["interval"])
+    add_row(table, record["recipe"], f"{record['value']:.4f}", low_high)
+    best_first = sorted(record["baselines"].items(), key=lambda item: item[1], reverse=record["higher_is_better"])
+    for name, value in best_first:
+        add_row(table, name, f"{value:.4f}", "")
+    print_table(table)
+    if record["note"]:
+        print_text(record["note"])

@@ -1,0 +1,89 @@
+"""``Fixed``: tensors whose size does not depend on time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from hybridtf.core.errors import StateError
+from hybridtf.core.segments import Segments
+from hybridtf.core.states.leaf import StateLeaf, advanced_length, per_row
+
+
+class Fixed(StateLeaf):
+    """Tensors whose size does not depend on time.
+
+    ``past`` holds, oldest first, the same tensors as they were before each of the last ``keep`` columns (b keep ...), and
+    ``past_length`` (b keep) the length then; -1 marks a snapshot of another document. ``constant`` tensors belong to the
+    state and never change with time (what cross-attention projected once): they are moved and counted, not snapshotted.
+    """
+
+    def __init__(
+        self, data: Mapping[str, Tensor], length: Tensor, past: Mapping[str, Tensor] | None = None,
+        past_length: Tensor | None = None, *, constant: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        super().__init__(data, length)
+        self.past = dict(past or {})
+        self.past_length = past_length
+        self.constant = dict(constant or {})
+
+    def __getitem__(self, name: str) -> Tensor:
+        data = self.data
+        return data[name] if name in data else self.constant[name]
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {**self.data, **self.constant, **{f"past.{k}": v for k, v in self.past.items()}}
+
+    def used_nbytes(self) -> int:
+        return self.nbytes()
+
+    def _rebuild(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        past_length = None if self.past_length is None else fn(self.past_length)
+        data, past, constant = ({k: fn(v) for k, v in part.items()} for part in (self.data, self.past, self.constant))
+        return type(self)(data, fn(self.length), past, past_length, constant=constant)
+
+    def advance(
+        self, data: Mapping[str, Tensor], segments: Segments | None, n_tokens: int, *,
+        past: Mapping[str, Tensor] | None = None, past_length: Tensor | None = None,
+    ) -> Fixed:
+        """The leaf after a call of ``n_tokens`` columns that left ``data``; consumes this one.
+
+        ``past`` and ``past_length``: snapshots, from an op that returns its states token by token; see the class.
+        """
+        length = advanced_length(self.length, segments, n_tokens)
+        new = Fixed(data, length, past, past_length, constant=self.constant)
+        self._die(*data.values(), *self.constant.values())
+        return new
+
+    def crop(self, n: Tensor | int) -> Self:
+        n = per_row(n, self.length)
+        target = self.length - n
+        kept = self.past_length
+        if kept is None:
+            if bool(n.any()):
+                raise StateError("a recurrent state cannot be cropped: the call that made it was not given keep")
+            kept = torch.empty(len(n), 0, dtype=torch.int64, device=n.device)
+        slots = torch.arange(kept.shape[1], device=kept.device)
+        # The newest snapshot of that length: pads leave equal snapshots behind, and all of them are right.
+        found = (kept == target[:, None]) & (target >= 0)[:, None]
+        slot = torch.where(found, slots, -1).amax(1) if len(slots) else torch.full_like(n, -1)
+        missing = (slot < 0) & (n > 0)
+        if bool(missing.any()):
+            row = int(missing.nonzero()[0])
+            raise StateError(
+                f"row {row}: cannot crop {int(n[row])} tokens; only the last {len(slots)} columns of this document were kept"
+            )
+        rows = torch.arange(len(slot), device=slot.device)
+
+        def pick(now: Tensor, past: Tensor) -> Tensor:
+            keep_now = (n == 0).view(-1, *[1] * (now.ndim - 1))
+            return torch.where(keep_now, now, past[rows, slot.clamp(min=0)])
+
+        data = {k: pick(v, self.past[k]) if len(slots) else v for k, v in self.data.items()}
+        older = torch.where((n == 0)[:, None] | (slots < slot[:, None]), kept, -1)
+        new = type(self)(data, target, self.past, older if len(slots) else None, constant=self.constant)
+        self._die(*data.values(), *self.past.values(), *self.constant.values())
+        return new

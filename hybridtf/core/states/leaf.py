@@ -1,0 +1,170 @@
+"""What all state leaves share: named tensors, a length per row, and the moves a caller needs.
+
+Axes: b batch, s slots, t time.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from hybridtf.core.errors import StateError
+from hybridtf.core.segments import Segments
+
+_debug = os.environ.get("HYBRIDTF_DEBUG", "") not in ("", "0")
+
+
+@contextmanager
+def debug_states(on: bool = True) -> Iterator[None]:
+    """Inside, a consumed state raises :class:`StateError` when read, and buffers that only it held turn to NaN."""
+    global _debug
+    before, _debug = _debug, on
+    try:
+        yield
+    finally:
+        _debug = before
+
+
+class StateLeaf(ABC):
+    """What all leaves share: named tensors ``data`` (b ...), ``length`` (b), and the moves a caller needs."""
+
+    untouched: bool = False
+    """True from ``empty`` until the first call: no row holds anything, which a mixer may know without reading lengths."""
+
+    _own_buffers: bool = False
+    """The data were made by this class and belong to no parameter or caller: debug mode may poison them."""
+
+    def __init__(self, data: Mapping[str, Tensor], length: Tensor) -> None:
+        self._data: dict[str, Tensor] | None = dict(data)
+        self._length = length
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    @property
+    def data(self) -> dict[str, Tensor]:
+        """The named tensors; raises :class:`StateError` once the leaf was consumed in debug mode."""
+        if self._data is None:
+            raise StateError("this state was already consumed by a call; use the state which that call returned")
+        return self._data
+
+    @property
+    def length(self) -> Tensor:
+        """(b) int64: real tokens of the current document so far."""
+        self.data  # noqa: B018 - a dead leaf has no length either
+        return self._length
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.data[name]
+
+    @property
+    def batch_size(self) -> int:
+        return self.length.shape[0]
+
+    def shared_length(self) -> int | None:
+        """The length of all rows where it is one and may be asked for (a host read: never while compiling)."""
+        if torch.compiler.is_compiling() or not self.batch_size:
+            return None
+        first, last = torch.aminmax(self.length)
+        return int(first) if int(first) == int(last) else None
+
+    def nbytes(self) -> int:
+        """Bytes allocated by the data (lengths not counted)."""
+        return sum(t.numel() * t.element_size() for t in self.tensors().values())
+
+    @abstractmethod
+    def used_nbytes(self) -> int:
+        """Bytes that hold something: tokens seen so far, rather than capacity."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every data tensor of the leaf by name, snapshots included, ``length`` excluded."""
+        return self.data
+
+    # -- moves -------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _rebuild(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        """The same leaf with ``fn`` applied to every tensor, lengths included."""
+
+    def reorder(self, index: Tensor) -> Self:
+        """Rows ``index`` (n) in that order; a repeated index gives independent copies. The old leaf stays alive."""
+        return self._rebuild(lambda t: t.index_select(0, index.to(t.device)))
+
+    def clone(self) -> Self:
+        """An independent copy; gradients flow through it."""
+        return self._rebuild(torch.clone)
+
+    def snapshot(self) -> Self:
+        """An independent, detached copy: what :meth:`restore` brings back however often."""
+        return self._rebuild(lambda t: t.detach().clone())
+
+    restore = clone
+
+    def detach(self) -> Self:
+        """The same memory without its graph (truncated backpropagation); consumes this leaf."""
+        new = self._rebuild(torch.Tensor.detach)
+        self._die(*new.data.values())
+        return new
+
+    def to(self, device: torch.device | str) -> Self:
+        """Moved to ``device``; dtypes stay."""
+        return self._rebuild(lambda t: t.to(device))
+
+    @abstractmethod
+    def crop(self, n: Tensor | int) -> Self:
+        """The state before the row's last ``n`` (int or (b)) real tokens; consumes this leaf, whose memory it may share.
+
+        Raises :class:`StateError` where that was not kept, and then leaves the state whole.
+        """
+
+    # -- the end of a leaf -------------------------------------------------------------------------------------------
+
+    def _die(self, *heirs: Tensor) -> None:
+        """In debug mode: forget the data, and poison own buffers that no heir shares (where no graph needs them)."""
+        if not _debug or self._data is None or torch.compiler.is_compiling():
+            return
+        if self._own_buffers and not torch.is_grad_enabled():
+            alive = {t.untyped_storage().data_ptr() for t in heirs}
+            for t in self._data.values():
+                if t.is_floating_point() and not t.requires_grad and t.untyped_storage().data_ptr() not in alive:
+                    t.fill_(float("nan"))
+        self._data = None
+
+
+def per_row(n: Tensor | int, length: Tensor) -> Tensor:
+    n = torch.full_like(length, n) if isinstance(n, int) else n.to(length)
+    if bool((n < 0).any()):
+        raise StateError("crop takes a number of tokens of at least 0")
+    return n
+
+
+def advanced_length(length: Tensor, segments: Segments | None, n_tokens: int) -> Tensor:
+    """(b) int64: the length after a call of ``n_tokens`` columns (all real, one document, where ``segments`` is None)."""
+    return length + n_tokens if segments is None else segments.new_length(length)
+
+
+def ring_positions(length: Tensor, capacity: int) -> Tensor:
+    slots = torch.arange(capacity, device=length.device)
+    last = length[:, None] - 1
+    positions = last - torch.remainder(last - slots, capacity)
+    return torch.where(length[:, None] > 0, positions, torch.full_like(positions, -1))
+
+
+def like(mask: Tensor, value: Tensor) -> Tensor:
+    return mask.view(*mask.shape, *[1] * (value.ndim - mask.ndim))
+
+
+def gather_rows(value: Tensor, index: Tensor) -> Tensor:
+    return value[torch.arange(len(index), device=index.device)[:, None], index]
+
+
+def resize(value: Tensor, capacity: int) -> Tensor:
+    if value.shape[1] >= capacity:
+        return value[:, :capacity]
+    pad = value.new_zeros(value.shape[0], capacity - value.shape[1], *value.shape[2:])
+    return torch.cat([value, pad], dim=1)

@@ -1,0 +1,111 @@
+"""``Ring``: the last tokens of a document, for windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from hybridtf.core.errors import StateError
+from hybridtf.core.segments import Segments
+from hybridtf.core.states.leaf import StateLeaf, advanced_length, gather_rows, like, per_row, ring_positions
+
+
+class Ring(StateLeaf):
+    """The last ``capacity`` tokens of the row's document, for a mixer that sees ``window`` tokens back (itself included).
+
+    Token ``p`` of the document lies in slot ``p % capacity``; tokens from position ``oldest`` (b) on are held. A call made
+    with ``keep`` leaves ``capacity >= window + keep`` slots, so that ``keep`` tokens can be cropped.
+    """
+
+    def __init__(self, data: Mapping[str, Tensor], length: Tensor, *, window: int, oldest: Tensor) -> None:
+        super().__init__(data, length)
+        self.window = window
+        self.oldest = oldest
+        self._own_buffers = True
+
+    @classmethod
+    def empty(
+        cls, batch_size: int, shapes: Mapping[str, tuple[int, ...]], *, window: int, keep: int = 0,
+        dtype: torch.dtype, device: torch.device | str,
+    ) -> Ring:
+        """No tokens yet, with ``window + keep`` slots. ``shapes``: the shape of one token's tensor, by name."""
+        data = {k: torch.zeros(batch_size, window + keep, *s, dtype=dtype, device=device) for k, s in shapes.items()}
+        length = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        leaf = cls(data, length, window=window, oldest=length.clone())
+        leaf.untouched = True
+        return leaf
+
+    @property
+    def capacity(self) -> int:
+        return next(iter(self.data.values())).shape[1]
+
+    def used_nbytes(self) -> int:
+        tokens = int((self.length - self.oldest).sum())
+        return sum(tokens * t.shape[2:].numel() * t.element_size() for t in self.data.values())
+
+    def _rebuild(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        return type(self)({k: fn(v) for k, v in self.data.items()}, fn(self.length), window=self.window, oldest=fn(self.oldest))
+
+    def positions(self) -> Tensor:
+        """(b s) int64: the position of the token in each slot; -1 where the slot holds none."""
+        positions = ring_positions(self.length, self.capacity)
+        return torch.where(positions >= self.oldest[:, None], positions, torch.full_like(positions, -1))
+
+    def valid(self) -> Tensor:
+        """(b s) bool: slots that hold a token."""
+        return self.positions() >= 0
+
+    def crop(self, n: Tensor | int) -> Self:
+        n = per_row(n, self.length)
+        left = self.length - n
+        short = (n > 0) & ((left < 0) | ((left - self.window + 1).clamp(min=0) < self.oldest))
+        if bool(short.any()):
+            row = int(short.nonzero()[0])
+            held = int(self.length[row] - self.oldest[row])
+            raise StateError(
+                f"row {row}: cannot crop {int(n[row])} tokens; a window of {self.window} with {held} tokens held allows "
+                f"{max(held - self.window + 1, 0) if int(self.oldest[row]) else held}"
+            )
+        data = self.data
+        new = type(self)(data, left, window=self.window, oldest=torch.minimum(self.oldest, left))
+        self._die(*data.values())
+        return new
+
+    def push(self, new: Mapping[str, Tensor], segments: Segments | None, *, keep: int = 0) -> Ring:
+        """Add the call's tokens (b t ...) of the row's last document and keep the last ``window + keep``; consumes."""
+        if set(new) != set(self.data):
+            raise StateError(f"this state holds {', '.join(sorted(self.data))}; it was given {', '.join(sorted(new))}")
+        t = next(iter(new.values())).shape[1]
+        length = advanced_length(self.length, segments, t)
+        ring = self if self.capacity >= self.window + keep else self._widen(self.window + keep)
+        source = torch.arange(t, device=length.device).expand(len(length), -1)
+        start, oldest = ring.length, ring.oldest
+        if segments is not None:
+            source = torch.argsort(~segments.in_last, dim=1, stable=True)
+            start = torch.where(segments.keeps_state, start, torch.zeros_like(start))
+            oldest = torch.where(segments.keeps_state, oldest, torch.zeros_like(oldest))
+        oldest = torch.maximum(oldest, length - ring.capacity)
+        wanted = ring_positions(length, ring.capacity)
+        fresh = (wanted >= start[:, None]) & (wanted >= 0)
+        data = ring.data
+        if t:
+            index = source.gather(1, (wanted - start[:, None]).clamp(0, t - 1))
+            data = {k: torch.where(like(fresh, old), gather_rows(new[k].to(old.dtype), index), old) for k, old in data.items()}
+            if not torch.is_grad_enabled() and not any(old.requires_grad for old in ring.data.values()):
+                data = {k: old.copy_(data[k]) for k, old in ring.data.items()}
+        out = Ring(data, length, window=self.window, oldest=oldest)
+        self._die(*data.values())
+        return out
+
+    def _widen(self, capacity: int) -> Ring:
+        wanted = ring_positions(self.length, capacity)
+        held = wanted >= self.oldest[:, None]
+        index = wanted.clamp(min=0) % self.capacity
+        data = {}
+        for name, old in self.data.items():
+            value = gather_rows(old, index)
+            data[name] = torch.where(like(held, value), value, torch.zeros_like(value))
+        return Ring(data, self.length, window=self.window, oldest=self.oldest)

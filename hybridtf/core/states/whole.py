@@ -1,0 +1,69 @@
+"""What a caller does with a whole state: any nesting of dicts, tuples and named tuples over leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from hybridtf.core.errors import StateError
+from hybridtf.core.states.leaf import StateLeaf
+
+State: TypeAlias = Any
+"""A pytree whose leaves are ``Growing``, ``Ring`` or ``Fixed``."""
+
+
+def _is_leaf(x: Any) -> bool:
+    return isinstance(x, StateLeaf)
+
+
+def leaves(state: State) -> list[StateLeaf]:
+    """The leaves of a state, in order."""
+    return [x for x in pytree.tree_leaves(state, is_leaf=_is_leaf) if isinstance(x, StateLeaf)]
+
+
+def map_state(fn: Callable[[StateLeaf], StateLeaf], state: State) -> State:
+    """``fn`` on every leaf; the nesting stays."""
+    return pytree.tree_map(lambda x: fn(x) if isinstance(x, StateLeaf) else x, state, is_leaf=_is_leaf)
+
+
+def reorder(state: State, index: Tensor) -> State:
+    """Rows ``index`` of every leaf (beams, finished rows)."""
+    return map_state(lambda leaf: leaf.reorder(index), state)
+
+
+def crop(state: State, n: Tensor | int) -> State:
+    """The state before each row's last ``n`` real tokens; raises :class:`StateError` where a leaf kept too little."""
+    return map_state(lambda leaf: leaf.crop(n), state)
+
+
+def snapshot(state: State) -> State:
+    """An independent, detached copy of a state (prefix reuse)."""
+    return map_state(lambda leaf: leaf.snapshot(), state)
+
+
+def restore(state: State) -> State:
+    """A usable copy of a snapshot, which stays whole."""
+    return map_state(lambda leaf: leaf.restore(), state)
+
+
+def detach(state: State) -> State:
+    """The state without its graph."""
+    return map_state(lambda leaf: leaf.detach(), state)
+
+
+def state_bytes(state: State, *, used: bool = False) -> int:
+    """Bytes of all leaves: allocated, or only what holds tokens (``used``)."""
+    return sum(leaf.used_nbytes() if used else leaf.nbytes() for leaf in leaves(state))
+
+
+def state_lengths(state: State) -> Tensor | None:
+    """(b) int64: tokens of each row's document, which every leaf must agree on; None for a state without leaves."""
+    found = leaves(state)
+    for leaf in found[1:]:
+        if not torch.equal(leaf.length, found[0].length):
+            raise StateError(f"leaves of one state disagree on its length: {found[0].length.tolist()} and {leaf.length.tolist()}")
+    return found[0].length if found else None

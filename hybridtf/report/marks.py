@@ -1,0 +1,319 @@
+"""What charts are drawn with: scales, axes and layers of Vega-Lite, by altair. Rows come from ``chart_data``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+from hybridtf.report.chart_data import Row
+from hybridtf.report.extras import need
+from hybridtf.report.palette import Key
+
+Layers: TypeAlias = list[Any]
+
+TOKENS = "replace(format(datum.value, ','), regexp(',', 'g'), '\u202f')"
+"""A whole number with thin thousands, as an axis label."""
+
+_SI = "replace(format(datum.value, '~s'), regexp('([a-zA-Z]?)$'), '\u202f$1B')"
+"""Bytes with an SI prefix, as an axis label."""
+
+_GREY = "#808080"
+ROW_STEP = 34
+"""Pixels of height for each recipe in a chart with a row for each."""
+
+_TICKS_PER_AXIS = 8
+_SYMBOLS_PER_LINE = 24
+
+
+def _rows(rows: list[Row]) -> Any:
+    return need("altair").Chart(need("altair").InlineData(values=rows))
+
+
+def _colour(keys: Sequence[Key]) -> Any:
+    scale = need("altair").Scale(domain=[key.label for key in keys], range=[key.colour for key in keys])
+    return need("altair").Color(field="recipe", type="nominal", scale=scale)
+
+
+def _shape(keys: Sequence[Key]) -> Any:
+    scale = need("altair").Scale(domain=[key.label for key in keys], range=[key.shape for key in keys])
+    return need("altair").Shape(field="recipe", type="nominal", scale=scale)
+
+
+def _tooltip(*fields: tuple[str, str, str | None]) -> list[Any]:
+    """(field, title, d3 number format or None for text)."""
+    alt = need("altair")
+    return [
+        alt.Tooltip(field=name, type="quantitative", title=title, format=form)
+        if form
+        else alt.Tooltip(field=name, type="nominal", title=title)
+        for name, title, form in fields
+    ]
+
+
+def _log_ticks(values: Iterable[float]) -> list[float]:
+    """Powers of ten around ``values``; 2 and 5 between them where there are few."""
+    found = list(values)
+    low, high = math.floor(math.log10(min(found))), math.ceil(math.log10(max(found)))
+    steps = (1, 2, 5) if high - low <= 2 else (1,)
+    ticks = [step * 10.0**power for power in range(low, high + 1) for step in steps]
+    return [t for t in ticks if min(found) / 3 <= t <= max(found) * 3] or ticks
+
+
+def amount(field: str, title: str, *, from_zero: bool) -> Any:
+    """A linear quantity along x."""
+    alt = need("altair")
+    axis = alt.Axis(
+        labelOverlap="greedy",
+        labelSeparation=8,
+        tickCount=6,
+        grid=True,
+        labelExpr=TOKENS if from_zero else alt.Undefined,
+    )
+    scale = alt.Scale(zero=True, nice=True) if from_zero else alt.Scale(zero=False, nice=True, padding=8)
+    return alt.X(field=field, type="quantitative", title=title, scale=scale, axis=axis)
+
+
+def _recipes(order: Sequence[str]) -> Any:
+    alt = need("altair")
+    return alt.Y(
+        field="recipe",
+        type="nominal",
+        title=None,
+        sort=list(order),
+        axis=alt.Axis(labelLimit=150, ticks=False, domain=False),
+    )
+
+
+def _log2(field: str, title: str, values: Iterable[float], label: str) -> Any:
+    alt = need("altair")
+    ticks = sorted(set(values))
+    while len(ticks) > _TICKS_PER_AXIS:
+        ticks = ticks[::2]
+    axis = alt.Axis(values=ticks, labelExpr=label, labelOverlap="greedy", labelSeparation=8, grid=False)
+    return alt.X(
+        field=field,
+        type="quantitative",
+        title=title,
+        scale=alt.Scale(type="log", base=2, nice=False, padding=10),
+        axis=axis,
+    )
+
+
+def _level(title: str, field: str = "value", *, rate: bool = False) -> Any:
+    """A quantity along y; a ``rate`` from zero."""
+    alt = need("altair")
+    axis = alt.Axis(tickCount=6, labelExpr=TOKENS) if rate else alt.Axis(tickCount=6)
+    scale = alt.Scale(zero=True, nice=True) if rate else alt.Scale(zero=False, nice=True, padding=6)
+    return alt.Y(field=field, type="quantitative", title=title, scale=scale, axis=axis)
+
+
+def baseline(rows: list[Row]) -> Layers:
+    """A dashed line at each value, with its name."""
+    alt = need("altair")
+    if not rows:
+        return []
+    x = alt.X(field="value", type="quantitative")
+    rule = _rows(rows).mark_rule(strokeDash=[5, 4], color=_GREY, strokeWidth=1.5)
+    name = _rows(rows).mark_text(align="right", baseline="top", dx=-5, fontSize=12, color="#1a1a1a")
+    tips = _tooltip(("name", "baseline", None), ("value", "bits per byte", ".3f"))
+    return [
+        rule.encode(x=x, tooltip=tips),
+        name.encode(x=x, y=alt.value(2), text=alt.Text(field="name", type="nominal")),
+    ]
+
+
+def dots_in_rows(rows: list[Row], keys: Sequence[Key], x: Any) -> Layers:
+    """One row a recipe: a symbol and its interval."""
+    alt = need("altair")
+    y, colour = _recipes([key.label for key in keys]), _colour(keys)
+    tips = _tooltip(
+        ("recipe", "recipe", None),
+        ("value", "bits per byte", ".3f"),
+        ("low", "from", ".3f"),
+        ("high", "to", ".3f"),
+        ("seeds", "seeds", "d"),
+    )
+    base = _rows(rows)
+    ends = {"x": alt.X(field="low", type="quantitative"), "x2": alt.X2(field="high")}
+    return [
+        base.mark_rule(strokeWidth=3, opacity=0.7).encode(y=y, color=colour, **ends),
+        base.mark_point(filled=True, size=110, opacity=1).encode(
+            x=x, y=y, color=colour, shape=_shape(keys), tooltip=tips
+        ),
+    ]
+
+
+def _log_bytes(channel: Any, rows: list[Row], padding: int) -> Any:
+    """Bytes of state on a log scale, along ``channel`` (``alt.X`` or ``alt.Y``)."""
+    alt = need("altair")
+    ticks = _log_ticks(row["bytes"] for row in rows)
+    axis = alt.Axis(values=ticks, labelExpr=_SI, grid=True, labelOverlap="greedy", labelSeparation=8)
+    scale = alt.Scale(type="log", nice=False, padding=padding)
+    title = "state of one sequence (bytes, log scale)"
+    return channel(field="bytes", type="quantitative", title=title, scale=scale, axis=axis)
+
+
+def tradeoff(rows: list[Row], keys: Sequence[Key], longest: int) -> Layers:
+    """Score by bytes of state: the largest length filled, with its interval; a thin line to the smaller one."""
+    alt = need("altair")
+    x, y, colour = _log_bytes(alt.X, rows, 24), _level("held-out bits per byte"), _colour(keys)
+    tips = _tooltip(
+        ("recipe", "recipe", None), ("length", "tokens", ","), ("bytes", "state (bytes)", ","),
+        ("value", "bits per byte", ".3f"), ("seeds", "seeds", "d"),
+    )
+    points = {"x": x, "y": y, "color": colour, "shape": _shape(keys), "tooltip": tips}
+    low, high = _level("held-out bits per byte", "low"), alt.Y2(field="high")
+    big, small = [r for r in rows if r["length"] == longest], [r for r in rows if r["length"] != longest]
+    layers = [
+        _rows(rows).mark_line(strokeWidth=1.2, opacity=0.7).encode(x=x, y=y, color=colour),
+        _rows(big).mark_rule(strokeWidth=2.5, opacity=0.6).encode(x=x, y=low, y2=high, color=colour),
+        _rows(big).mark_point(filled=True, size=130, opacity=1).encode(**points),
+    ]
+    if small:
+        layers.append(_rows(small).mark_point(filled=False, size=60, strokeWidth=1.8, opacity=1).encode(**points))
+    return layers
+
+
+def curves(rows: list[Row], keys: Sequence[Key]) -> Layers:
+    """Loss by tokens seen, a line for each recipe and seed."""
+    alt = need("altair")
+    axis = alt.Axis(
+        labelExpr="format(datum.value, '~s')", tickCount=6, grid=False, labelOverlap="greedy", labelSeparation=8
+    )
+    x = alt.X(field="tokens", type="quantitative", title="tokens seen", axis=axis)
+    tips = _tooltip(
+        ("recipe", "recipe", None),
+        ("seed", "seed", None),
+        ("tokens", "tokens", ","),
+        ("loss", "loss (nats/token)", ".3f"),
+    )
+    encoding = {
+        "x": x,
+        "y": _level("training loss (nats/token)", "loss"),
+        "color": _colour(keys),
+        "detail": alt.Detail(field="seed", type="nominal"),
+        "tooltip": tips,
+    }
+    lines = [_rows(rows).mark_line(strokeWidth=1.6, opacity=0.9).encode(**encoding)]
+    alone = [r for r in rows if sum(o["recipe"] == r["recipe"] and o["seed"] == r["seed"] for o in rows) == 1]
+    return lines + ([_rows(alone).mark_point(filled=True, size=60).encode(**encoding)] if alone else [])
+
+
+def by_length(rows: list[Row], keys: Sequence[Key], field: str, x_title: str, y_title: str, label: str) -> Layers:
+    """A line with symbols and a band for each recipe, over a length or its multiple (log 2)."""
+    alt = need("altair")
+    colour, x = _colour(keys), _log2(field, x_title, (row[field] for row in rows), label)
+    rate = y_title == "tokens/s"
+    form = ",.0f" if rate else ".3f"
+    tips = _tooltip(
+        ("recipe", "recipe", None),
+        ("length", "tokens", ","),
+        ("value", y_title, form),
+        ("low", "from", form),
+        ("high", "to", form),
+        ("seeds", "seeds", "d"),
+    )
+    y, low = _level(y_title, rate=rate), _level(y_title, "low", rate=rate)
+    return [
+        _rows(rows).mark_area(opacity=0.16).encode(x=x, y=low, y2=alt.Y2(field="high"), color=colour),
+        _rows(rows).mark_line(strokeWidth=2).encode(x=x, y=y, color=colour),
+        _rows(rows)
+        .mark_point(filled=True, size=70, opacity=1)
+        .encode(x=x, y=y, color=colour, shape=_shape(keys), tooltip=tips),
+    ]
+
+
+def positions(rows: list[Row], keys: Sequence[Key], trained: list[Row]) -> Layers:
+    """Loss by position (log 2), with a dashed line at each trained length."""
+    alt = need("altair")
+    low, high = min(row["position"] for row in rows), max(row["position"] for row in rows)
+    powers = [2.0**p for p in range(math.floor(math.log2(max(low, 1))), math.ceil(math.log2(max(high, 1))) + 1)]
+    ticks = [p for p in powers if low <= p <= high]
+    x = _log2("position", "position in the document (tokens)", ticks or [low], TOKENS)
+    tips = _tooltip(
+        ("recipe", "recipe", None),
+        ("first", "from position", ","),
+        ("last", "to position", ","),
+        ("nats", "loss (nats/token)", ".3f"),
+        ("tokens", "scored tokens", ","),
+    )
+    y = _level("loss (nats/token)", "nats")
+    line = {"x": x, "y": y, "color": _colour(keys)}
+    layers = (
+        [
+            _rows(trained)
+            .mark_rule(strokeDash=[5, 4], color=_GREY, strokeWidth=1.5)
+            .encode(x=alt.X(field="length", type="quantitative"))
+        ]
+        if trained
+        else []
+    )
+    many = len(rows) > _SYMBOLS_PER_LINE * len(keys)  # then they only answer the pointer
+    points = _rows(rows).mark_point(filled=True, size=30, opacity=0 if many else 1).encode(**line, tooltip=tips)
+    return [*layers, _rows(rows).mark_line(strokeWidth=1.8).encode(**line), points]
+
+
+def states(rows: list[Row], keys: Sequence[Key]) -> Layers:
+    """Bytes by length, both on log scales."""
+    x = _log2("length", "tokens read", (row["length"] for row in rows), TOKENS)
+    line = {"x": x, "y": _log_bytes(need("altair").Y, rows, 12), "color": _colour(keys)}
+    tips = _tooltip(("recipe", "recipe", None), ("length", "tokens", ","), ("bytes", "state (bytes)", ","))
+    points = _rows(rows).mark_point(filled=True, size=80, opacity=1)
+    return [
+        _rows(rows).mark_line(strokeWidth=2).encode(**line),
+        points.encode(**line, shape=_shape(keys), tooltip=tips),
+    ]
+
+
+def bars(rows: list[Row], keys: Sequence[Key], title: str) -> Layers:
+    """One bar a recipe with its spread and its number."""
+    alt = need("altair")
+    y, colour = _recipes([key.label for key in keys]), _colour(keys)
+    base = _rows(rows)
+    tips = _tooltip(
+        ("recipe", "recipe", None),
+        ("value", title, ",.0f"),
+        ("low", "from", ",.0f"),
+        ("high", "to", ",.0f"),
+        ("seeds", "seeds", "d"),
+    )
+    x = amount("value", title, from_zero=True)
+    ends = {"x": alt.X(field="low", type="quantitative"), "x2": alt.X2(field="high")}
+    return [
+        base.mark_bar(height={"band": 0.62}).encode(x=x, y=y, color=colour, tooltip=tips),
+        base.mark_rule(strokeWidth=2, color=_GREY).encode(y=y, **ends),
+    ]
+
+
+def stacked(rows: list[Row], peaks: list[Row], keys: Sequence[Key], order: Sequence[str]) -> Layers:
+    """Bytes by kind, stacked in one bar a recipe, and a tick at the measured peak."""
+    alt = need("altair")
+    y = _recipes(order)
+    scale = alt.Scale(domain=[key.label for key in keys], range=[key.colour for key in keys])
+    axis = alt.Axis(labelExpr=_SI, tickCount=6, labelOverlap="greedy", labelSeparation=8)
+    x = alt.X(field="bytes", type="quantitative", stack="zero", title="memory (bytes)", axis=axis)
+    tips = _tooltip(("recipe", "recipe", None), ("kind", "kind", None), ("bytes", "bytes", ","))
+    bar = (
+        _rows(rows)
+        .mark_bar(height={"band": 0.62}, stroke=_GREY, strokeWidth=0.5)
+        .encode(
+            x=x,
+            y=y,
+            color=alt.Color(field="kind", type="nominal", scale=scale),
+            order=alt.Order(field="order", type="quantitative"),
+            tooltip=tips,
+        )
+    )
+    if not peaks:
+        return [bar]
+    tick = (
+        _rows(peaks)
+        .mark_tick(thickness=3, color=_GREY, height={"band": 0.95})
+        .encode(
+            x=alt.X(field="bytes", type="quantitative"),
+            y=y,
+            tooltip=_tooltip(("recipe", "recipe", None), ("bytes", "measured peak (bytes)", ",")),
+        )
+    )
+    return [bar, tick]

@@ -1,0 +1,119 @@
+"""What the numbers say, one plain sentence a recipe: computed from the records, silent on what they do not show."""
+
+from __future__ import annotations
+
+from hybridtf.report import evidence as ev
+from hybridtf.report import numbers
+
+FAR = 16
+"""The multiple of the trained length that the sentence speaks of, or the longest measured below it."""
+
+
+def sentences(evidence: ev.Evidence) -> list[tuple[str, str]]:
+    """(label, sentence) for each recipe. The sentence does not repeat the label."""
+    task = evidence.task()
+    scores = {s.label: score for s in evidence.subjects if (score := ev.quality(s, task)) is not None}
+    best = min(scores, key=lambda label: scores[label].value, default=None)
+    out = []
+    for subject in evidence.subjects:
+        parts = [
+            _failure(subject),
+            _quality(subject, scores, best, ev.baseline(subject, task, "bigram")),
+            _extrapolation(subject),
+            _speed(evidence, subject, "train", "trains"),
+            _speed(evidence, subject, "decode", "decodes"),
+            _state(subject),
+        ]
+        said = [part for part in parts if part]
+        out.append((subject.label, ("; ".join(said) if said else "has no measurement that can be compared") + "."))
+    return out
+
+
+def _failure(subject: ev.Subject) -> str:
+    """Why its training ended early, for the seeds for which it did."""
+    reasons = {str(r.get("seed")): str(r["failed"]) for r in subject.of("train") if r.get("failed")}
+    said = [f"its training with seed {seed} ended early ({reason})" for seed, reason in reasons.items()]
+    return "; ".join(said)
+
+
+def _quality(subject: ev.Subject, scores: dict[str, ev.Measured], best: str | None, bigram: ev.Measured | None) -> str:
+    own = scores.get(subject.label)
+    if own is None or best is None:
+        return "was not scored in bits per byte on held-out text"
+    score = numbers.digits(own.value, own.half)
+    lowest = len(scores) > 1 and subject.label == best
+    text = f"has the lowest held-out bits per byte, {score}" if lowest else f"reaches {score} held-out bits per byte"
+    if own.low is not None and own.high is not None:
+        text += f" (95 % interval {numbers.interval(own.low, own.high)})"
+    if own.n_seeds > 1:
+        text += f", the mean of {own.n_seeds} seeds"
+    if bigram is not None:
+        text += _beside_bigram(own, bigram)
+    return text if len(scores) == 1 else f"{text}; {_difference(subject.label, scores, best)}"
+
+
+def _difference(label: str, scores: dict[str, ev.Measured], best: str) -> str:
+    """Whether it differs from the best of the others, or of all where it is not the best itself."""
+    rivals = {name: score for name, score in scores.items() if name != label}
+    rival = min(rivals, key=lambda name: rivals[name].value) if label == best else best
+    own, other = scores[label], scores[rival]
+    gap = other.value - own.value
+    if gap == 0:
+        return f"{rival} has the same"
+    named = f"the difference from {rival} ({numbers.digits(abs(gap), None, 2)} {'higher' if gap > 0 else 'lower'})"
+    overlap = own.overlaps(other)
+    if overlap is None:
+        return f"without an interval on both, nothing says whether {named} is more than chance"
+    if overlap:
+        return f"{named} is smaller than the intervals, so the two cannot be told apart"
+    return f"{named} is larger than the intervals"
+
+
+def _beside_bigram(own: ev.Measured, bigram: ev.Measured) -> str:
+    gap = own.value - bigram.value
+    if gap == 0:
+        return ", as much as the bigram model"
+    side = "below" if gap < 0 else "above"
+    return f", {numbers.digits(abs(gap), None, 2)} {side} the bigram model's {numbers.digits(bigram.value)}"
+
+
+def _extrapolation(subject: ev.Subject) -> str:
+    multiples = sorted({m for r in subject.of("extrapolation") for m in ev.by_multiple(r, "bits_per_byte") if m <= FAR})
+    scored = {m: score for m in multiples if (score := ev.at_multiple(subject, m)) is not None}
+    far = max(scored, default=1.0)
+    if far <= 1 or 1 not in scored:
+        return ""
+    near, there = scored[1], scored[far]
+    values = f"{numbers.digits(near.value, near.half)} to {numbers.digits(there.value, there.half)}"
+    where = f"at {far:g} times the trained length"
+    if near.overlaps(there):
+        return f"{where} it keeps its level within the intervals ({values})"
+    unsaid = "" if near.overlaps(there) is not None else ", without intervals to judge it by"
+    if there.value == near.value:
+        return f"{where} it keeps its level ({values}{unsaid})"
+    return f"{where} it gets {'worse' if there.value > near.value else 'better'} ({values}{unsaid})"
+
+
+def _speed(evidence: ev.Evidence, subject: ev.Subject, phase: str, verb: str) -> str:
+    condition = evidence.condition("speed", phase)
+    found = {s.label: rate for s in evidence.subjects if (rate := ev.speed(s, phase, condition)) is not None}
+    own = found.get(subject.label)
+    if own is None:
+        return ""
+    text = f"it {verb} at {numbers.digits(own.value, own.half)} tokens/s"
+    others = [rate for label, rate in found.items() if label != subject.label]
+    if not others or own.value <= max(rate.value for rate in others):
+        return text
+    return f"{text}, the fastest" + (
+        " but within the spread of another" if any(own.overlaps(rate) for rate in others) else ""
+    )
+
+
+def _state(subject: ev.Subject) -> str:
+    short, long = (ev.state_bytes(subject, length) for length in (1024, 65536))
+    if short is None or long is None:
+        return ""
+    if short.value == long.value:
+        return f"its state stays at {numbers.in_bytes(long.value)} whatever the length"
+    first, last = (f"{numbers.in_bytes(n.value)} at {at} tokens" for n, at in ((short, "1024"), (long, "65536")))
+    return f"its state grows from {first} to {last}"

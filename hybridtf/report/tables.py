@@ -1,0 +1,108 @@
+"""The comparison: one row a recipe, with what decides between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hybridtf.report import evidence as ev
+from hybridtf.report import numbers
+from hybridtf.report.table import Cell, Column, Table, exact
+
+STATE_LENGTHS = (1024, 65536)
+MULTIPLES = (1, 4, 16)
+
+
+def compare_table(records: Iterable[ev.Record]) -> Table:
+    """One row a recipe: size, held-out quality beside the bigram, speeds, peak memory, state sizes, longer texts."""
+    return compare(ev.gather(records))
+
+
+def compare(evidence: ev.Evidence) -> Table:
+    """:func:`compare_table` of records that were gathered already."""
+    task = evidence.task()
+    train, decode = evidence.condition("speed", "train"), evidence.condition("speed", "decode")
+    peak = evidence.condition("memory", "train")
+    rows = []
+    for subject in evidence.subjects:
+        score = ev.quality(subject, task)
+        row: dict[str, Cell] = {
+            "recipe": subject.label, "n_params": exact(subject.n_params),
+            "n_seeds": exact(score.n_seeds if score else subject.n_seeds), "bits_per_byte": score,
+            "bigram_bits_per_byte": ev.baseline(subject, task, "bigram"),
+            "train_tokens_per_s": ev.speed(subject, "train", train),
+            "decode_tokens_per_s": ev.speed(subject, "decode", decode),
+            "peak_train_bytes": _peak(subject, "train", peak),
+        }
+        row |= {f"state_bytes_{n}": ev.state_bytes(subject, n) for n in STATE_LENGTHS}
+        row |= {f"bits_per_byte_{m}x": ev.at_multiple(subject, m) for m in MULTIPLES}
+        rows.append(row)
+    notes = (*_conditions(evidence, task, train, decode, peak), *evidence.notes)
+    return Table("Comparison", _columns(), tuple(rows), notes)
+
+
+def _columns() -> tuple[Column, ...]:
+    states = (
+        Column(
+            f"state_bytes_{n}", f"state at {n // 1024}k tokens", "bytes", short=f"state\n{n // 1024}k",
+            explanation=f"what one sequence carries after {n} tokens",
+        )
+        for n in STATE_LENGTHS
+    )
+    multiples = (
+        Column(
+            f"bits_per_byte_{m}x", f"bits/byte at {m}x", "score", short=f"b/byte\n{m}x",
+            explanation=f"up to {m} times the trained length; lower is better",
+        )
+        for m in MULTIPLES
+    )
+    return (
+        Column("recipe", "recipe"),
+        Column("n_params", "params", "count", explanation="trained numbers in the model"),
+        Column("n_seeds", "seeds", "plain", explanation="behind the held-out score; without one, in all records"),
+        Column(
+            "bits_per_byte", "held-out bits/byte (95 %)", "score", with_interval=True, short="held-out\nbits/byte",
+            explanation="on text that was not trained on; lower is better",
+        ),
+        Column(
+            "bigram_bits_per_byte", "bigram bits/byte", "score", short="bigram",
+            explanation="a model that only counts pairs of bytes, on the same text",
+        ),
+        Column(
+            "train_tokens_per_s", "training", "rate", short="train",
+            explanation="training steps, forward to optimizer; higher is better",
+        ),
+        Column("decode_tokens_per_s", "decode", "rate", explanation="one token at a time; higher is better"),
+        Column(
+            "peak_train_bytes", "peak training memory", "bytes", short="peak\nmem.",
+            explanation="the most memory at any time of a training step",
+        ),
+        *states, *multiples,
+    )
+
+
+def _peak(subject: ev.Subject, phase: str, condition: ev.Condition | None) -> ev.Measured | None:
+    found = [r for r in subject.of("memory", phase=phase) if condition is not None and ev.condition_of(r) == condition]
+    return ev.over_seeds([ev.number(r, "peak") for r in found])
+
+
+def _conditions(
+    evidence: ev.Evidence,
+    task: str | None,
+    train: ev.Condition | None,
+    decode: ev.Condition | None,
+    peak: ev.Condition | None,
+) -> list[str]:
+    """Under which conditions the columns of the comparison were measured, in whole sentences."""
+    parts = []
+    if task is not None:
+        parts.append(f"Held out: {task} (95 % interval in brackets).")
+    if train is not None:
+        parts.append(f"Training speed: batch {train[0]} x {numbers.thousands(train[1])} tokens.")
+    if decode is not None:
+        parts.append(f"Decode: batch {decode[0]} after a prompt of {numbers.thousands(decode[1])} tokens.")
+    if peak is not None:
+        parts.append(f"Peak memory: batch {peak[0]} x {numbers.thousands(peak[1])} tokens.")
+    lengths = {n for s in evidence.subjects if (n := ev.trained_length(s)) is not None}
+    if lengths:
+        parts.append(f"Trained length (1x): {' or '.join(numbers.thousands(n) for n in sorted(lengths))} tokens.")
+    return [" ".join([*parts, "1 kB = 1000 bytes."])]

@@ -1,0 +1,204 @@
+"""Running the laws: one by one as results, or all at once as one assertion."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from hybridtf.core import LAWS, ComponentConfig, HybridTFError, KernelError, UnknownNameError, known_names
+from hybridtf.testing import laws_build, laws_numeric, laws_outside, laws_segments, laws_state, laws_time
+from hybridtf.testing.errors import ContractError, NotApplicableError
+from hybridtf.testing.laws_config import check_config
+from hybridtf.testing.subject import TIMELESS, Subject
+
+Check = Callable[[Subject], None]
+
+
+def _check_config(subject: Subject) -> None:
+    check_config(type(subject.config), subject.config)
+
+
+LAW_CHECKS: Mapping[str, Check] = {
+    "config": _check_config,
+    "shape": laws_time.check_shape,
+    "empty": laws_time.check_empty,
+    "per_token": laws_time.check_per_token,
+    "cut": laws_time.check_cut,
+    "segment": laws_segments.check_segment,
+    "causal": laws_time.check_causal,
+    "gradients": laws_build.check_gradients,
+    "kernels": laws_numeric.check_kernels,
+    "init": laws_build.check_init,
+    "meta": laws_build.check_meta,
+    "eval": laws_time.check_eval,
+    "state_bytes": laws_state.check_state_bytes,
+    "structure": laws_state.check_structure,
+    "reorder": laws_state.check_reorder,
+    "snapshot": laws_state.check_snapshot,
+    "crop": laws_state.check_crop,
+    "dead_state": laws_state.check_dead_state,
+    "save_load": laws_build.check_save_load,
+    "copies": laws_build.check_copies,
+    "lora": laws_outside.check_lora,
+    "bf16": laws_numeric.check_bf16,
+    "mesh": laws_numeric.check_mesh,
+    "compile": laws_outside.check_compile,
+}
+"""Every law by name, cheap ones first."""
+
+_OVER_TIME = (
+    "cut", "segment", "causal", "state_bytes", "structure", "reorder", "snapshot", "crop", "dead_state", "kernels",
+    "mesh",
+)
+
+PLUGIN_FAULTS = (
+    ArithmeticError, AssertionError, AttributeError, HybridTFError, LookupError, NotImplementedError, RuntimeError,
+    TypeError, ValueError,
+)
+"""What a faulty component raises: reported as its failure, never as ours."""
+
+
+def laws_for(kind: str) -> tuple[str, ...]:
+    """The laws that a kind of component is held to."""
+    if kind in TIMELESS:
+        return tuple(law for law in LAW_CHECKS if law not in _OVER_TIME)
+    if kind == "tasks":
+        return ("config",)
+    return tuple(law for law in LAW_CHECKS if law != "per_token")
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One law on one component. ``skipped``: the law says nothing about it, and ``message`` says why."""
+
+    component: str
+    law: str
+    ok: bool
+    message: str
+    seconds: float
+    skipped: bool = False
+
+
+def _cannot(subject: Subject) -> Mapping[str, str]:
+    """Laws that the component, or a part of a composed one, declares that it breaks."""
+    try:
+        module = subject.build_plain()
+    except (*PLUGIN_FAULTS, NotApplicableError):
+        return {}  # the laws themselves report a build that fails
+    return {law: reason for law, reason in _declared(module) if law in LAWS}
+
+
+def _declared(module: nn.Module) -> Iterator[tuple[str, str]]:
+    for part in module.modules():
+        yield from getattr(part, "cannot", {}).items()
+
+
+def run_law(subject: Subject, law: str, cannot: Mapping[str, str] | None = None) -> None:
+    """One law; raises :class:`ContractError` when it is broken, or when a declared ``cannot`` is not true.
+
+    Raises :class:`NotApplicableError` where the law says nothing about the component, and ``UnknownNameError`` for a
+    law that does not exist.
+    """
+    if law not in LAW_CHECKS:
+        raise UnknownNameError(f"no law named {law!r}. {known_names(law, LAW_CHECKS)}")
+    check = LAW_CHECKS[law]
+    reason = (_cannot(subject) if cannot is None else cannot).get(law)
+    try:
+        check(subject)
+    except KernelError as error:
+        if getattr(subject.config, "kernel", "auto") != "auto":
+            raise NotApplicableError(f"its kernel cannot run here: {error}") from error
+        raise
+    except PLUGIN_FAULTS as error:
+        if reason is None:
+            raise
+        raise NotApplicableError(f"declared: cannot {law} ({reason})") from error
+    if reason is not None:
+        raise ContractError(f"declares that it cannot {law} ({reason}), but it can: take the declaration out")
+
+
+def run_checks(
+    kind: str, config: ComponentConfig, laws: Iterable[str] | None = None, *, d_model: int = 16, seed: int = 0
+) -> list[CheckResult]:
+    """Every law of the kind (or those named) on one component; a broken one is a result, not an exception."""
+    subject = Subject(kind, config, d_model, seed)
+    cannot = _cannot(subject)
+    results = []
+    for law in laws_for(kind) if laws is None else laws:
+        started = time.perf_counter()
+        ok, skipped, message = True, False, ""
+        try:
+            run_law(subject, law, cannot)
+        except NotApplicableError as reason:
+            skipped, message = True, str(reason)
+        except (ContractError, HybridTFError) as error:
+            ok, message = False, str(error)
+        except PLUGIN_FAULTS as error:
+            ok, message = False, f"{type(error).__name__}: {error}"
+        seconds = time.perf_counter() - started
+        results.append(CheckResult(f"{kind}/{subject.name}", law, ok, message, seconds, skipped))
+    return results
+
+
+def _check(kind: str, config: ComponentConfig, laws: Iterable[str] | None, d_model: int, seed: int) -> None:
+    failed = [r for r in run_checks(kind, config, laws, d_model=d_model, seed=seed) if not r.ok]
+    if failed:
+        lines = [f"  {r.law}: {r.message}" for r in failed]
+        raise ContractError(f"{failed[0].component} breaks {len(failed)} laws of its contract\n" + "\n".join(lines))
+
+
+def check_mixer(
+    config: ComponentConfig, *, laws: Iterable[str] | None = None, d_model: int = 16, seed: int = 0
+) -> None:
+    """All laws (or ``laws``) on a sequence mixer; raises :class:`ContractError` that lists every broken one."""
+    _check("mixers", config, laws, d_model, seed)
+
+
+def check_channel_mixer(
+    config: ComponentConfig, *, laws: Iterable[str] | None = None, d_model: int = 16, seed: int = 0
+) -> None:
+    """The same for a channel mixer."""
+    _check("channel_mixers", config, laws, d_model, seed)
+
+
+def check_block(
+    config: ComponentConfig, *, laws: Iterable[str] | None = None, d_model: int = 16, seed: int = 0
+) -> None:
+    """The same for a block."""
+    _check("blocks", config, laws, d_model, seed)
+
+
+def check_norm(config: ComponentConfig, *, laws: Iterable[str] | None = None, d_model: int = 16, seed: int = 0) -> None:
+    """The same for a norm, which has fewer laws: each token alone."""
+    _check("norms", config, laws, d_model, seed)
+
+
+def check_position(
+    config: ComponentConfig, *, laws: Iterable[str] | None = None, d_model: int = 16, seed: int = 0
+) -> None:
+    """The same for positions; ``d_model`` is the head's width at site ``qk``."""
+    _check("positions", config, laws, d_model, seed)
+
+
+def check_stem(config: ComponentConfig, *, laws: Iterable[str] | None = None, d_model: int = 16, seed: int = 0) -> None:
+    """The same for a stem."""
+    _check("stems", config, laws, d_model, seed)
+
+
+def check_head(config: ComponentConfig, *, laws: Iterable[str] | None = None, d_model: int = 16, seed: int = 0) -> None:
+    """The same for a head."""
+    _check("heads", config, laws, d_model, seed)
+
+
+def check_model(config: ComponentConfig, *, laws: Iterable[str] | None = None, seed: int = 0) -> None:
+    """The same for a whole model over token ids."""
+    _check("models", config, laws, 16, seed)
+
+
+__all__ = [
+    "LAW_CHECKS", "CheckResult", "check_block", "check_channel_mixer", "check_head", "check_mixer", "check_model",
+    "check_norm", "check_position", "check_stem", "laws_for", "run_checks", "run_law",
+]

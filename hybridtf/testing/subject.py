@@ -1,0 +1,244 @@
+"""One face for all kinds of component, so that each law is written once.
+
+Axes: b batch, t time, s context time, d d_model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hybridtf.core import Block, BuildContext, ComponentConfig, Context, Segments, State, leaves
+from hybridtf.core.contracts import Extras
+from hybridtf.testing.errors import ContractError, NotApplicableError
+
+VOCAB = 23
+MAX_LEN = 64
+F64 = torch.float64
+
+TIMELESS = ("norms", "heads", "positions")
+"""Kinds that treat each token alone and have no state."""
+
+
+class Outcome(NamedTuple):
+    """What a call returned, whatever the kind."""
+
+    y: Tensor
+    state: State
+    edges: Mapping[str, Tensor] = {}
+    losses: Mapping[str, tuple[Tensor, Tensor]] = {}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """x (b t d), or ids (b t), with the edges that come beside it and the context it looks at."""
+
+    x: Tensor
+    edges: dict[str, Tensor] = field(default_factory=dict)
+    context: Context | None = None
+
+    def columns(self, part: Any) -> Inputs:
+        """Columns ``part`` (slice or index), with the same context."""
+        return replace(self, x=self.x[:, part], edges={k: v[:, part] for k, v in self.edges.items()})
+
+    def rows(self, index: Any) -> Inputs:
+        """Rows ``index`` (slice or index)."""
+        context = self.context
+        if context is not None:
+            segments = None if context.segments is None else context.segments.rows(index)
+            context = Context(context.x[index], segments)
+        return Inputs(self.x[index], {k: v[index] for k, v in self.edges.items()}, context)
+
+    def later(self) -> Inputs:
+        """For a call whose state already holds the context."""
+        return replace(self, context=None)
+
+    def watched(self) -> Inputs:
+        """The same values as leaves of a new graph."""
+        def leaf(t: Tensor) -> Tensor:
+            return t.detach().clone().requires_grad_() if t.is_floating_point() else t
+
+        context = None if self.context is None else Context(leaf(self.context.x), self.context.segments)
+        return Inputs(leaf(self.x), {k: leaf(v) for k, v in self.edges.items()}, context)
+
+    def watching(self) -> list[Tensor]:
+        """The tensors that gradients are asked for."""
+        found = [self.x, *self.edges.values(), *([] if self.context is None else [self.context.x])]
+        return [t for t in found if t.requires_grad]
+
+    def to(self, dtype: torch.dtype) -> Inputs:
+        """Floating values in ``dtype``."""
+        def cast(t: Tensor) -> Tensor:
+            return t.to(dtype) if t.is_floating_point() else t
+
+        context = None if self.context is None else Context(cast(self.context.x), self.context.segments)
+        return Inputs(cast(self.x), {k: cast(v) for k, v in self.edges.items()}, context)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A component under test: how to build it, feed it and call it."""
+
+    kind: str
+    config: ComponentConfig
+    d_model: int = 16
+    seed: int = 0
+
+    # -- building ----------------------------------------------------------------------------------------------------
+
+    def context(self, **changes: Any) -> BuildContext:
+        """What the component is told of its model."""
+        base: dict[str, Any] = {"max_seq_len": MAX_LEN, "param_dtype": F64, "seed": self.seed, "where": self.name}
+        return BuildContext(d_model=self.d_model, **{**base, **changes})
+
+    @property
+    def name(self) -> str:
+        return type(self.config).type_name()
+
+    def build_plain(self, **changes: Any) -> nn.Module:
+        """The component as its config builds it (float64 unless said otherwise)."""
+        ctx = self.context(**changes)
+        build: Any = self.config.build
+        if self.kind == "stems":
+            module = build(ctx, VOCAB)
+        elif self.kind == "heads":
+            module = build(ctx, VOCAB, self._embedding(ctx))
+        else:
+            module = build(ctx)
+        if module is None:
+            raise NotApplicableError("builds no module")
+        if not isinstance(module, nn.Module):
+            raise ContractError(f"build(ctx) must return an nn.Module, not {type(module).__name__}")
+        return module
+
+    def _embedding(self, ctx: BuildContext) -> nn.Embedding:
+        """A stem's embedding, for a tied head."""
+        embedding = nn.Embedding(VOCAB, self.d_model, **ctx.factory)
+        if not embedding.weight.is_meta:
+            generator = torch.Generator().manual_seed(23)
+            value = torch.randn(VOCAB, self.d_model, generator=generator)
+            embedding.weight = nn.Parameter(value.to(ctx.param_dtype), requires_grad=True)
+        return embedding
+
+    def build(self, dtype: torch.dtype = F64, **changes: Any) -> nn.Module:
+        """The component in eval mode (no dropout), every parameter nudged so that zero and one starts hide nothing."""
+        module = self.build_plain(param_dtype=dtype, **changes).eval()
+        generator = torch.Generator().manual_seed(77)
+        with torch.no_grad():
+            for param in module.parameters():
+                if not param.is_meta:
+                    param.add_((0.1 * torch.randn(param.shape, generator=generator)).to(param))
+        return module
+
+    # -- feeding -----------------------------------------------------------------------------------------------------
+
+    @property
+    def takes_ids(self) -> bool:
+        """The input is token ids (b t)."""
+        return self.kind in ("stems", "models")
+
+    def reads(self, module: nn.Module) -> tuple[str, ...]:
+        """Edges that must be given."""
+        if isinstance(module, Block):
+            written: set[str] = set()
+            needed = []
+            for part in module.parts().values():
+                needed += [name for name in part.reads if name not in written]
+                written |= set(part.writes)
+            return tuple(dict.fromkeys(needed))
+        return tuple(getattr(module, "reads", ()))
+
+    def needs_context(self, module: nn.Module) -> bool:
+        """The component, or a part of it, looks at a context."""
+        return any(getattr(part, "needs_context", False) for part in module.modules())
+
+    def inputs(self, module: nn.Module, b: int, t: int, *, salt: int = 0, dtype: torch.dtype = F64) -> Inputs:
+        """Random input, the same for the same sizes and salt."""
+        generator = torch.Generator().manual_seed(self.seed * 1009 + salt)
+
+        def randn(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=F64).to(dtype)
+
+        if self.takes_ids:
+            vocab = int(getattr(self.config, "vocab_size", VOCAB))
+            return Inputs(torch.randint(0, vocab, (b, t), generator=generator))
+        if self.kind == "positions":
+            x = randn(b, t, 2, self.d_model) if module.site == "qk" else randn(b, t, self.d_model)
+            return Inputs(x, {"positions": torch.arange(t).expand(b, t)})
+        edges = {}
+        for name, shape in self._edge_shapes(module).items():
+            ids = torch.randint(0, VOCAB, (b, t), generator=generator)
+            edges[name] = ids if name == "token_ids" else randn(b, t, *shape)
+        x = randn(b, t, self.d_model)
+        context = None
+        if self.needs_context(module):
+            context = Context(randn(b, 5, self.d_model), None)
+        return Inputs(x, edges, context)
+
+    def _edge_shapes(self, module: nn.Module) -> dict[str, tuple[int, ...]]:
+        known: dict[str, tuple[int, ...]] = {"token_ids": (), "embedding": (self.d_model,)}
+        own = getattr(self.config, "edge_shapes", None)
+        if own is not None:
+            known |= dict(own(self.d_model))
+        unknown = [name for name in self.reads(module) if name not in known]
+        if unknown:
+            raise ContractError(
+                f"reads the edges {unknown}, whose shape the kit cannot know: give the config a method "
+                "edge_shapes(d_model) -> {name: shape after (b, t)}"
+            )
+        return {name: known[name] for name in self.reads(module)}
+
+    # -- calling -----------------------------------------------------------------------------------------------------
+
+    def init_state(self, module: Any, b: int, max_len: int | None = None) -> State:
+        return () if self.kind in TIMELESS else module.init_state(b, max_len)
+
+    def call(
+        self, module: Any, inputs: Inputs, *, segments: Segments | None = None, state: State | None = None,
+        keep: int = 0,
+    ) -> Outcome:
+        """One call; checks the form of what comes back."""
+        if self.kind in TIMELESS:
+            return Outcome(module(inputs.x, *inputs.edges.values()), state)
+        given: dict[str, Any] = {"segments": segments, "state": state, "keep": keep}
+        if inputs.context is not None:
+            given["context"] = inputs.context
+        if self.kind == "blocks":
+            out = module(inputs.x, inputs.edges, **given)
+            new = {name: edge for name, edge in out.edges.items() if name not in inputs.edges}
+            outcome = Outcome(out.x, out.state, new, out.losses)
+        elif self.kind == "models":
+            out = module(inputs.x, **given)
+            outcome = Outcome(out.logits, out.state, {}, out.losses)
+        else:
+            if self.reads(module):
+                given["edges"] = inputs.edges
+            outcome = _unpack(module, module(inputs.x, **given))
+        if state is None and outcome.state is not None:
+            raise ContractError("returns a state although none was given: the second value must then be None")
+        if state is not None and outcome.state is None:
+            raise ContractError("returns no state although one was given")
+        return outcome
+
+
+def _unpack(module: Any, out: Any) -> Outcome:
+    wants = 3 if getattr(module, "extra_results", bool)() else 2
+    if not isinstance(out, tuple) or len(out) != wants:
+        got = f"{len(out)} values" if isinstance(out, tuple) else type(out).__name__
+        extra = ", Extras(edges, losses)" if wants == 3 else ""
+        raise ContractError(f"forward must return (y, state{extra}), got {got}")
+    extras = out[2] if wants == 3 else Extras()
+    for said, given, word in ((module.writes, extras.edges, "writes"), (module.losses, extras.losses, "losses")):
+        if set(said) != set(given):
+            raise ContractError(f"declares {word} = {sorted(said)} but returns {sorted(given)}")
+    return Outcome(out[0], out[1], extras.edges, extras.losses)
+
+
+def needs_state(subject: Subject, module: nn.Module) -> None:
+    """Skip a check about states for a component that has none."""
+    if not leaves(subject.init_state(module, 1)):
+        raise NotApplicableError("has no state")

@@ -1,0 +1,253 @@
+"""Folders of a model on disk: a bare model, a checkpoint of a run, and the run itself.
+
+A model folder is ``{weights.safetensors, recipe.toml}``. A checkpoint adds ``trainer.safetensors`` and
+``trainer.json``, all that a resumed run needs; no pickle is written or read. A run folder is ``{recipe.toml,
+log.jsonl, checkpoints/}`` with ``checkpoints/step-00000100/`` and the file ``checkpoints/latest``, which names the
+newest. Every folder appears whole or not at all, and an old checkpoint is removed only once a newer one is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from hybridtf.core import BuildContext, CheckpointError, HybridTFError, RecipeError, nearest
+from hybridtf.core.files import atomic_file, atomic_folder
+from hybridtf.models.weights import assign_weights, canonical_tensors, read_weights
+from hybridtf.recipe import Recipe, load_recipe, to_toml
+from hybridtf.train.config import TrainConfig
+
+WEIGHTS, RECIPE = "weights.safetensors", "recipe.toml"
+TRAINER_TENSORS, TRAINER = "trainer.safetensors", "trainer.json"
+CHECKPOINTS, LATEST = "checkpoints", "latest"
+
+_STEP = re.compile(r"step-(\d{8,})")
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedRun:
+    """A model from disk. ``step``: of the checkpoint, None for a bare model folder; ``path``: the folder it was in."""
+
+    model: nn.Module
+    recipe: Recipe
+    step: int | None
+    path: Path
+
+
+# -- a model -----------------------------------------------------------------------------------------------------------
+
+
+def save_model(model: nn.Module, recipe: Recipe, path: str | Path) -> None:
+    """Write the model folder ``path``, whole or not at all.
+
+    Raises :class:`CheckpointError` where the disk refuses or something else than a model is there.
+    """
+    path = Path(path)
+    if path.exists() and not (path.is_dir() and ((path / WEIGHTS).is_file() or not any(path.iterdir()))):
+        raise CheckpointError(f"{path}: is there already and is no model folder; nothing was written")
+    with atomic_folder(path) as temporary:
+        _write_tensors(canonical_tensors(model), temporary / WEIGHTS)
+        (temporary / RECIPE).write_text(to_toml(recipe), encoding="utf-8")
+
+
+def load_model(path: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> nn.Module:
+    """The model of a model, checkpoint or run folder; see :func:`load_run`."""
+    return load_run(path, device=device, dtype=dtype).model
+
+
+def load_run(
+    path: str | Path, *, device: torch.device | str = "cpu", step: int | None = None, dtype: torch.dtype | None = None
+) -> LoadedRun:
+    """The model of a run folder (its newest checkpoint, or that of ``step``), a checkpoint folder or a model folder.
+
+    It is in eval mode, in the dtype it was saved in or in ``dtype``. Raises :class:`CheckpointError` for what is
+    missing, corrupt or does not fit.
+    """
+    folder = find_checkpoint(path, step)
+    recipe = read_recipe(folder)
+    tensors = read_weights(folder / WEIGHTS)
+    context = BuildContext(d_model=0, device=torch.device(device), param_dtype=_main_dtype(tensors))
+    try:
+        model: nn.Module = recipe.model.build(context)
+    except CheckpointError:
+        raise
+    except HybridTFError as error:
+        raise CheckpointError(f"{folder / RECIPE}: its model cannot be built here: {error}") from error
+    assign_weights(model, tensors, where=str(folder / WEIGHTS))
+    if dtype is not None:
+        model.to(dtype)
+    return LoadedRun(model.eval(), recipe, _step_of(folder), folder)
+
+
+def read_recipe(folder: Path) -> Recipe:
+    """The recipe of a model or checkpoint folder, ``train`` as a :class:`TrainConfig`; or :class:`CheckpointError`."""
+    file = folder / RECIPE
+    if not file.is_file():
+        raise CheckpointError(f"{file}: no such file; a model folder holds {WEIGHTS} and {RECIPE}")
+    try:
+        return load_recipe(file, sections={"train": TrainConfig})
+    except RecipeError as error:
+        where, message = error.faults[0]
+        more = f" (and {len(error.faults) - 1} more)" if len(error.faults) > 1 else ""
+        raise CheckpointError(f"{file}: {f'{where}: ' if where else ''}{message}{more}") from error
+
+
+def find_checkpoint(path: str | Path, step: int | None = None) -> Path:
+    """The model or checkpoint folder that ``path`` means; raises :class:`CheckpointError` where there is none."""
+    path = Path(path)
+    if (path / CHECKPOINTS).is_dir():
+        return RunFolder(path).checkpoint(step)
+    if not path.exists():
+        siblings = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
+        near = nearest(path.name, siblings)
+        raise CheckpointError(f"{path}: no such folder{f'. Did you mean {str(path.parent / near)!r}?' if near else ''}")
+    if not path.is_dir() or not any((path / name).is_file() for name in (WEIGHTS, RECIPE)):
+        raise CheckpointError(f"{path}: is no run, checkpoint or model folder (a model is {WEIGHTS} and {RECIPE})")
+    if step is not None and step != _step_of(path):
+        raise CheckpointError(f"{path}: is no run folder, so it has no step {step}")
+    return path
+
+
+def _main_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
+    found = Counter(t.dtype for t in tensors.values() if t.is_floating_point())
+    return found.most_common(1)[0][0] if found else torch.float32
+
+
+def _step_of(folder: Path) -> int | None:
+    found = _STEP.fullmatch(folder.name.removeprefix(".").removesuffix(".old"))
+    return int(found[1]) if found and (folder / TRAINER).is_file() else None
+
+
+def _write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        save_file(plain, path, metadata={"format": "pt", "library": "hybridtf"})
+        path.chmod(0o644)
+    except SafetensorError as error:
+        # Its only way to say that the disk is full; atomic_folder turns the OSError into ours.
+        raise OSError(str(error)) from error
+
+
+# -- a run -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """What a checkpoint holds beside the model: ``data`` (JSON) and ``tensors``."""
+
+    data: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+
+class RunFolder:
+    """The files of one run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.checkpoints = self.path / CHECKPOINTS
+        self.log = self.path / "log.jsonl"
+        self.recipe = self.path / RECIPE
+
+    def latest(self) -> Path | None:
+        """The newest complete checkpoint, None where there is none."""
+        steps = self._complete()
+        try:
+            name = (self.checkpoints / LATEST).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            name = ""
+        named = _STEP.fullmatch(name)
+        if named and int(named[1]) in steps:
+            return steps[int(named[1])]
+        # The pointer is written after the first checkpoint; a kill between the two leaves it missing.
+        return steps[max(steps)] if steps else None
+
+    def find(self, step: int) -> Path | None:
+        """The complete checkpoint of ``step``, None where there is none."""
+        return self._complete().get(step)
+
+    def checkpoint(self, step: int | None = None) -> Path:
+        """The checkpoint of ``step``, or the newest; raises :class:`CheckpointError` naming those that are there."""
+        steps = self._complete()
+        found = self.latest() if step is None else steps.get(step)
+        if found is None:
+            have = ", ".join(map(str, sorted(steps))) or "none"
+            which = "" if step is None else f" of step {step}"
+            raise CheckpointError(f"{self.path}: has no checkpoint{which}. Steps: {have}")
+        return found
+
+    def save(self, step: int, model: nn.Module, recipe: Recipe, state: TrainerState) -> Path:
+        """Write the checkpoint of ``step`` and point ``latest`` at it; older ones stay, see :meth:`prune`."""
+        folder = self.checkpoints / f"step-{step:08d}"
+        with atomic_folder(folder) as temporary:
+            _write_tensors(canonical_tensors(model), temporary / WEIGHTS)
+            _write_tensors(state.tensors, temporary / TRAINER_TENSORS)
+            (temporary / TRAINER).write_text(json.dumps(dict(state.data), allow_nan=False, indent=1), encoding="utf-8")
+            (temporary / RECIPE).write_text(to_toml(recipe), encoding="utf-8")
+        with atomic_file(self.checkpoints / LATEST) as temporary:
+            temporary.write_text(f"{folder.name}\n", encoding="utf-8")
+        return folder
+
+    def prune(self, keep: int, newest: int) -> None:
+        """Remove all but the ``keep`` last checkpoints up to step ``newest``."""
+        for step in sorted(step for step in self._complete() if step <= newest)[:-keep]:
+            self._remove(self.checkpoints / f"step-{step:08d}")
+
+    def clean(self) -> None:
+        """Remove what a killed run left half-written."""
+        for leftover in self.checkpoints.glob(".*"):
+            name = leftover.name.removeprefix(".")
+            if name.startswith(f"{LATEST}."):
+                leftover.unlink(missing_ok=True)
+            elif _STEP.match(name) and leftover not in self._complete().values():
+                shutil.rmtree(leftover, ignore_errors=True)
+
+    def write_recipe(self, recipe: Recipe) -> None:
+        with atomic_file(self.recipe) as temporary:
+            temporary.write_text(to_toml(recipe), encoding="utf-8")
+
+    def _complete(self) -> dict[int, Path]:
+        """Complete checkpoints by step. One that was being replaced when the run was killed lies under its old name."""
+        found: dict[int, Path] = {}
+        for folder in self.checkpoints.glob("*step-*"):
+            name = folder.name
+            old = name.startswith(".") and name.endswith(".old")
+            match = _STEP.fullmatch(name.removeprefix(".").removesuffix(".old") if old else name)
+            if match and (folder / TRAINER).is_file() and (not old or not folder.with_name(match[0]).exists()):
+                found[int(match[1])] = folder
+        return found
+
+    def _remove(self, folder: Path) -> None:
+        # Renamed first: a kill inside rmtree must not leave half a folder under a checkpoint's name.
+        gone = folder.with_name(f".{folder.name}.gone")
+        shutil.rmtree(gone, ignore_errors=True)
+        try:
+            os.replace(folder, gone)
+        except OSError as error:
+            raise CheckpointError(f"{folder}: an old checkpoint could not be removed ({error.strerror})") from error
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def read_trainer_state(folder: Path) -> TrainerState:
+    """The trainer's part of a checkpoint; raises :class:`CheckpointError` where it is missing or corrupt."""
+    file = folder / TRAINER
+    if not file.is_file():
+        raise CheckpointError(f"{file}: no such file; this folder holds a model, not a run that can be resumed")
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: not readable as JSON ({error})") from error
+    if not isinstance(data, dict) or data.get("format") != 1:
+        raise CheckpointError(f"{file}: is not the trainer state of a checkpoint that this version can read")
+    return TrainerState(data, read_weights(folder / TRAINER_TENSORS))

@@ -1,0 +1,293 @@
+"""Held-out loss: every token scored once, document by document, in memory that does not grow with the corpus.
+
+Axes: b rows, t time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hybridtf.core import ConfigError, NonFiniteError, Segments, State
+from hybridtf.models import LanguageModel
+from hybridtf.tasks import IGNORE, EvalDocument, Task, Totals
+from hybridtf.train.config import EvalContext, Precision
+from hybridtf.train.precision import autocast
+
+
+@runtime_checkable
+class HasDocuments(Protocol):
+    """A task whose held-out side is whole documents."""
+
+    def eval_documents(self) -> Iterator[EvalDocument]: ...
+
+
+@dataclass(frozen=True)
+class DocumentScore:
+    """What one held-out document added: the unit over which an interval is drawn. Tasks without documents give rows."""
+
+    name: str
+    totals: Totals
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """``totals`` over all scored tokens, the task's ``metrics`` of them, and the same sums by document.
+
+    ``complete``: the whole held-out side was scored, not only the first tokens of each document.
+    """
+
+    totals: Totals
+    metrics: Mapping[str, float]
+    by_document: tuple[DocumentScore, ...]
+    complete: bool
+
+    @property
+    def nats(self) -> float:
+        return self.totals.nats
+
+    @property
+    def n_tokens(self) -> int:
+        return self.totals.n_tokens
+
+    @property
+    def n_bytes(self) -> int:
+        return self.totals.n_bytes
+
+    @property
+    def loss(self) -> float:
+        """Nats a token."""
+        return self.totals.loss
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Raises :class:`DataError` for a task that is not text."""
+        return self.totals.bits_per_byte
+
+
+def evaluate(
+    model: LanguageModel, task: Task, *, seq_len: int = 256, batch_size: int = 8, max_tokens: int | None = None,
+    context: EvalContext = "window", stride: int | None = None, precision: Precision = "fp32",
+    on_batch: Callable[[int], None] | None = None,
+) -> EvalResult:
+    """Score the held-out side of ``task``, dropout off, without gradients.
+
+    ``context = "window"``: a token sees at most ``seq_len`` tokens of its document, in windows that move by ``stride``
+    (half a window unless given). ``"document"``: the state is carried from the document's start, ``seq_len`` tokens a
+    call, so that memory grows only where a mixer's state does. ``max_tokens``: every document gives its first n tokens,
+    n the same for all, so that there are at most that many; bytes of a cut document count in proportion. ``on_batch``
+    is told how many tokens are scored so far. Raises :class:`NonFiniteError` for a loss that is not finite.
+    """
+    if max_tokens is not None and max_tokens < 1:
+        raise ConfigError(f"max_tokens must be at least 1, got {max_tokens}")
+    stride = max(seq_len // 2, 1) if stride is None else stride
+    if seq_len < 1 or batch_size < 1 or not 1 <= stride <= seq_len:
+        raise ConfigError(
+            "evaluation needs seq_len and batch_size of at least 1 and a stride from 1 to seq_len; "
+            f"got {seq_len}, {batch_size} and {stride}"
+        )
+    scorer = _Scorer(model, precision, on_batch)
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            if not isinstance(task, HasDocuments):
+                if context == "document":
+                    raise ConfigError(f"context = 'document': the task {task.name!r} has no documents; use 'window'")
+                return _score_rows(scorer, task, batch_size, seq_len, max_tokens)
+            documents = list(task.eval_documents())
+            cut = _cut([len(document.targets) for document in documents], max_tokens)
+            scorer.sums.open(len(documents))
+            if context == "document":
+                _carry(scorer, documents, cut, batch_size, seq_len)
+            else:
+                _windows(scorer, documents, cut, batch_size, seq_len, stride)
+    finally:
+        model.train(training)
+    return _by_document(scorer, task, documents, cut)
+
+
+def _cut(lengths: Sequence[int], max_tokens: int | None) -> list[int]:
+    """How many tokens of each document are scored."""
+    if max_tokens is None or sum(lengths) <= max_tokens:
+        return list(lengths)
+    low, high = 0, max(lengths)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if sum(min(n, middle) for n in lengths) <= max_tokens else (low, middle - 1)
+    if low == 0:  # fewer tokens than documents: one token of the first ones
+        return [1 if i < max_tokens else 0 for i in range(len(lengths))]
+    return [min(n, low) for n in lengths]
+
+
+def _by_document(scorer: _Scorer, task: Task, documents: Sequence[EvalDocument], cut: Sequence[int]) -> EvalResult:
+    scores = []
+    sums = scorer.sums
+    for i, (document, n) in enumerate(zip(documents, cut, strict=True)):
+        if n:
+            n_bytes = round(document.n_bytes * n / len(document.targets))
+            scores.append(DocumentScore(document.name, sums.totals(i, n_bytes)))
+    complete = list(cut) == [len(document.targets) for document in documents]
+    return _result(task, scores, complete)
+
+
+def _result(task: Task, scores: Sequence[DocumentScore], complete: bool, n_bytes: int = 0) -> EvalResult:
+    totals = sum((score.totals for score in scores), Totals(n_bytes=n_bytes))
+    for score in scores:
+        if not math.isfinite(score.totals.nats):
+            raise NonFiniteError(f"evaluation: the loss of {score.name} is not finite ({score.totals.nats})")
+    return EvalResult(totals, task.metrics(totals), tuple(scores), complete)
+
+
+# -- scoring -----------------------------------------------------------------------------------------------------------
+
+
+class _Sums:
+    """Sums of each document, in float64 on the CPU."""
+
+    def __init__(self) -> None:
+        self.open(0)
+
+    def open(self, n: int) -> None:
+        self.nats = torch.zeros(n, dtype=torch.float64)
+        self.correct = torch.zeros(n, dtype=torch.int64)
+        self.tokens = torch.zeros(n, dtype=torch.int64)
+
+    def add(self, owners: Tensor, nats: Tensor, correct: Tensor) -> None:
+        self.nats.index_add_(0, owners, nats.double())
+        self.correct.index_add_(0, owners, correct.long())
+        self.tokens.index_add_(0, owners, torch.ones_like(owners))
+
+    def totals(self, i: int, n_bytes: int) -> Totals:
+        return Totals(float(self.nats[i]), int(self.correct[i]), int(self.tokens[i]), n_bytes)
+
+
+class _Scorer:
+    def __init__(self, model: LanguageModel, precision: Precision, on_batch: Callable[[int], None] | None) -> None:
+        self.model, self.precision, self.on_batch = model, precision, on_batch
+        self.sums = _Sums()
+        self.done = 0
+
+    def score(
+        self, inputs: Tensor, targets: Tensor, owners: Tensor, segments: Segments | None, state: State | None = None
+    ) -> State | None:
+        """Score (b t) ``targets``; ``owners`` (b t) says which document each belongs to. Returns the state after it."""
+        device = self.model.device
+        with autocast(self.precision, device):
+            out = self.model(
+                inputs.to(device), segments=None if segments is None else segments.to(device), state=state
+            )
+        logits = out.logits if out.logits.dtype == torch.float64 else out.logits.float()
+        wanted = targets.to(device)
+        nats = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none", ignore_index=IGNORE).cpu()
+        correct = (logits.argmax(-1) == wanted).flatten().cpu()
+        scored = targets.flatten() != IGNORE
+        self.sums.add(owners.flatten()[scored], nats[scored], correct[scored])
+        self.done += int(scored.sum())
+        if self.on_batch is not None:
+            self.on_batch(self.done)
+        new_state: State | None = out.state
+        return new_state
+
+
+def _score_rows(scorer: _Scorer, task: Task, batch_size: int, seq_len: int, max_tokens: int | None) -> EvalResult:
+    scores: list[DocumentScore] = []
+    n_bytes, complete = 0, True
+    for number, batch in enumerate(task.eval_batches(batch_size, seq_len)):
+        if max_tokens is not None and scorer.done + batch.n_tokens > max_tokens and number:
+            complete = False
+            break
+        rows = torch.arange(len(batch.targets))[:, None].expand_as(batch.targets)
+        scorer.sums.open(len(batch.targets))
+        scorer.score(batch.inputs, batch.targets, rows, batch.segments)
+        n_bytes += batch.n_bytes
+        found = [scorer.sums.totals(row, 0) for row in range(len(batch.targets))]
+        scores += [DocumentScore(f"batch {number}, row {row}", t) for row, t in enumerate(found) if t.n_tokens]
+    return _result(task, scores, complete, n_bytes)
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+class _Rows:
+    """A call's tensors (b t), filled from the left; what is left over is padding."""
+
+    def __init__(self, batch_size: int, width: int) -> None:
+        self.inputs = torch.zeros(batch_size, width, dtype=torch.int64)
+        self.targets = torch.full((batch_size, width), IGNORE, dtype=torch.int64)
+        self.owners = torch.zeros(batch_size, width, dtype=torch.int64)
+        self.ids = torch.zeros(batch_size, width, dtype=torch.int64)
+        self.continues = torch.zeros(batch_size, dtype=torch.bool)
+        self.used = [0] * batch_size
+
+    def put(self, row: int, owner: int, document: EvalDocument, start: int, stop: int, score: int) -> None:
+        """Tokens ``start:stop`` of a document, as a segment of its own, scored from ``score`` on."""
+        at = self.used[row]
+        end = self.used[row] = at + stop - start
+        self.inputs[row, at:end] = document.inputs[start:stop]
+        self.targets[row, at + score - start : end] = document.targets[score:stop]
+        self.owners[row, at:end] = owner
+        self.ids[row, at:end] = self.ids[row, at - 1] + 1 if at else 1
+
+    def segments(self) -> Segments:
+        return Segments(self.ids, self.continues)
+
+
+def _windows(
+    scorer: _Scorer, documents: Sequence[EvalDocument], cut: Sequence[int], batch_size: int, seq_len: int, stride: int
+) -> None:
+    """Windows of ``seq_len`` packed into rows, next fit: a row is closed by the first window that has no room in it."""
+    rows, row = _Rows(batch_size, seq_len), 0
+    for i, (document, total) in enumerate(zip(documents, cut, strict=True)):
+        for start, stop, score in _pieces(total, seq_len, stride):
+            if rows.used[row] + stop - start > seq_len:
+                row += 1
+            if row == batch_size:
+                scorer.score(rows.inputs, rows.targets, rows.owners, rows.segments())
+                rows, row = _Rows(batch_size, seq_len), 0
+            rows.put(row, i, document, start, stop, score)
+    if any(rows.used):
+        scorer.score(rows.inputs, rows.targets, rows.owners, rows.segments())
+
+
+def _pieces(total: int, seq_len: int, stride: int) -> Iterator[tuple[int, int, int]]:
+    """Windows ``start, stop`` over ``total`` tokens, scored from ``score`` on; only a short document's is not full."""
+    score = 0
+    while score < total:
+        stop = min(score + (stride if score else seq_len), total)
+        yield max(stop - seq_len, 0), stop, score
+        score = stop
+
+
+def _carry(
+    scorer: _Scorer, documents: Sequence[EvalDocument], cut: Sequence[int], batch_size: int, seq_len: int
+) -> None:
+    """Every row reads one document after the other, ``seq_len`` tokens a call; the longest come first, so that the
+    rows end together."""
+    order = iter(sorted((i for i, n in enumerate(cut) if n), key=lambda i: (-cut[i], i)))
+    current: list[tuple[int, int] | None] = [None] * batch_size
+    state = scorer.model.init_state(batch_size)
+    while True:
+        rows = _Rows(batch_size, seq_len)
+        for row in range(batch_size):
+            rows.continues[row] = current[row] is not None
+            while rows.used[row] < seq_len:
+                place = current[row]
+                if place is None:
+                    following = next(order, None)
+                    if following is None:
+                        break
+                    place = (following, 0)
+                i, at = place
+                stop = min(at + seq_len - rows.used[row], cut[i])
+                rows.put(row, i, documents[i], at, stop, at)
+                current[row] = None if stop == cut[i] else (i, stop)
+        if not any(rows.used):
+            return
+        state = scorer.score(rows.inputs, rows.targets, rows.owners, rows.segments(), state)

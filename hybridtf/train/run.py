@@ -1,0 +1,311 @@
+"""One run: what it is made of, its steps, and how it evaluates, saves and fails."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from hybridtf.core import BuildContext, CheckpointError, ConfigError, NonFiniteError, RecipeError, kernels_used
+from hybridtf.models import LanguageModel
+from hybridtf.models.weights import load_weights
+from hybridtf.recipe import Recipe
+from hybridtf.tasks import Batch, Stream, Task
+from hybridtf.train.checkpoint import WEIGHTS, RunFolder, find_checkpoint, read_trainer_state
+from hybridtf.train.config import TrainConfig, train_config
+from hybridtf.train.evaluate import EvalResult, evaluate
+from hybridtf.train.interrupt import CtrlC, Interrupted
+from hybridtf.train.log import Log
+from hybridtf.train.nonfinite import locate
+from hybridtf.train.optimizer import build_optimizer, set_lr
+from hybridtf.train.precision import DTYPES, check_precision, make_scaler
+from hybridtf.train.progress import Reporter
+from hybridtf.train.recompute import set_checkpointed
+from hybridtf.train.schedule import lr_factor, warmup_steps
+from hybridtf.train.step import Sums, accumulate, check_loss_weights, clip
+from hybridtf.train.trainer_state import Counters, Place, pack_state, set_random, take_place, unpack_state
+
+LOWEST_SCALE = 1.0
+"""Under fp16 a gradient that overflows at this scale of the loss is a fault, not a scale that is too high."""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What ``on_step`` is told after every step (from 1): ``loss`` in nats a token, the ``norm`` before clipping."""
+
+    step: int
+    loss: float
+    lr: float
+    norm: float
+    n_tokens: int
+    model: LanguageModel
+
+
+@dataclass(frozen=True, eq=False)
+class TrainResult:
+    """A finished run: its folder, last checkpoint, the model, and the last evaluation (None: none was asked for)."""
+
+    path: Path
+    checkpoint: Path
+    recipe: Recipe
+    model: LanguageModel
+    steps: int
+    tokens: int
+    seconds: float
+    evaluation: EvalResult | None
+
+
+@runtime_checkable
+class HasEpochs(Protocol):
+    """A stream that knows how many rows an epoch has."""
+
+    @property
+    def rows_in_epoch(self) -> int: ...
+
+
+def planned_steps(config: TrainConfig, stream: Stream) -> int:
+    """Optimizer steps of the run. Raises :class:`ConfigError` for epochs of a task that has none."""
+    rows = config.batch_size * config.accumulation
+    if config.steps is not None:
+        return config.steps
+    if config.tokens is not None:
+        return -(-config.tokens // (rows * config.seq_len))
+    if not isinstance(stream, HasEpochs):
+        raise ConfigError("train.epochs: this task makes its data as it goes and has no epochs; give steps or tokens")
+    return math.ceil((config.epochs or 0.0) * stream.rows_in_epoch / rows)
+
+
+class _StopEvaluation(Exception):
+    """Ctrl-C during an evaluation, which has nothing to finish."""
+
+
+class Run:
+    """One run: what it is made of, and its loop."""
+
+    reporter: Reporter
+    ctrl_c: CtrlC
+
+    def __init__(
+        self, recipe: Recipe, folder: RunFolder, device: torch.device, on_step: Callable[[StepReport], None] | None
+    ) -> None:
+        self.folder, self.device, self.on_step = folder, device, on_step
+        self.config = config = train_config(recipe)
+        check_precision(config.precision, device)
+        if recipe.task is None:
+            raise RecipeError("", [("task", "the recipe has no section [task]; training needs one")])
+        self.task: Task = recipe.task.load(config.seed)
+        vocab_size = getattr(recipe.model, "vocab_size", None)
+        if vocab_size is not None and vocab_size < self.task.vocab_size:
+            raise ConfigError(
+                f"model.vocab_size = {vocab_size} is less than the {self.task.vocab_size} ids of the task "
+                f"{self.task.name!r}"
+            )
+        self.stream = self.task.train_batches(config.batch_size, config.seq_len)
+        self.total = planned_steps(config, self.stream)
+        warmup_steps(config, self.total)
+        context = BuildContext(d_model=0, device=device, compute_dtype=DTYPES[config.precision], seed=config.seed)
+        self.model: LanguageModel = recipe.model.build(context)
+        check_loss_weights(self.model, config.loss_weights)
+        set_checkpointed(self.model, config.checkpoint_layers)
+        self.optimizer = build_optimizer(self.model, config)
+        self.scaler = make_scaler(config.precision, device)
+        used = recipe.resolved(kernels=kernels_used(self.model), seed=config.seed)
+        self.recipe = used.model_copy(update={"train": config})
+        self.bytes_per_token = _bytes_per_token(self.task)
+        self.counters = Counters()
+        self.evaluation: EvalResult | None = None
+
+    # -- start -----------------------------------------------------------------------------------------------------
+
+    def start(self, *, resume: bool, init_from: str | Path | None) -> None:
+        """Fill the model and everything else, from nothing, from weights, or from the newest checkpoint."""
+        self.folder.clean()
+        torch.manual_seed(self.config.seed)
+        if init_from is not None:
+            load_weights(self.model, find_checkpoint(init_from) / WEIGHTS)
+        if resume:
+            found = self.folder.checkpoint()
+            load_weights(self.model, found / WEIGHTS)
+            self.counters = unpack_state(
+                read_trainer_state(found), self.stream, self.optimizer, self.scaler, self.device, where=str(found)
+            )
+            if self.counters.step > self.total:
+                raise ConfigError(f"the run is at step {self.counters.step}, past the {self.total} steps asked for")
+        at, finished = self.counters.step, self.counters.step == self.total
+        self.log = Log(self.folder.log, after=at if resume else None, redo="eval" if finished else None)
+        self.folder.write_recipe(self.recipe)
+        self.model.train()
+        if self.config.compile:
+            self.model.compile()
+        if not resume:
+            self.save()
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def loop(self) -> TrainResult:
+        config, counters = self.config, self.counters
+        if self.evaluation_due() and "eval" not in self.log.found:
+            self.evaluate()  # Ctrl-C cut it off before the run was resumed
+        while counters.step < self.total:
+            self.step()
+            at_end = counters.step == self.total
+            if counters.step % config.log_every == 0 or at_end:
+                self.write_log()
+            if self.evaluation_due():
+                self.evaluate()
+            if counters.step % config.save_every == 0 or at_end or self.ctrl_c.pressed:
+                self.save()
+            if self.ctrl_c.pressed and not at_end:
+                raise Interrupted(counters.step, self.folder.checkpoint(counters.step))
+        self.evaluate()
+        if self.ctrl_c.pressed:
+            raise Interrupted(counters.step, self.folder.checkpoint(counters.step))
+        return TrainResult(
+            self.folder.path, self.folder.checkpoint(counters.step), self.recipe, self.model, counters.step,
+            counters.tokens, counters.seconds, self.evaluation,
+        )
+
+    def step(self) -> None:
+        """One optimizer step. Nothing is changed when its loss or gradient is not finite: then it raises."""
+        began = time.perf_counter()
+        config, counters = self.config, self.counters
+        place = take_place(self.stream, self.device)
+        batches = [next(self.stream) for _ in range(config.accumulation)]
+        lr = config.lr * lr_factor(config, counters.step, self.total)
+        set_lr(self.optimizer, lr)
+        self.optimizer.zero_grad(set_to_none=True)
+        sums = accumulate(self.model, batches, config, self.scaler, self.device)
+        if not sums.finite():
+            raise self.not_finite("loss", place, batches)
+        self.scaler.unscale_(self.optimizer)
+        norm = clip(self.model, config.clip_norm)
+        if not math.isfinite(norm) and not (self.scaler.is_enabled() and self.scaler.get_scale() > LOWEST_SCALE):
+            raise self.not_finite("gradient", place, batches)
+        # Under fp16 a step whose gradient overflowed is left out here, and the scale lowered.
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        seconds = time.perf_counter() - began
+        counters.step += 1
+        counters.tokens += sums.n_tokens
+        counters.seconds += seconds
+        counters.seconds_since_log += seconds
+        counters.since_log.add(sums)
+        self.last = StepReport(counters.step, sums.loss, lr, norm, sums.n_tokens, self.model)
+        self.reporter.step(counters.step, self.eta())
+        if self.on_step is not None:
+            self.on_step(self.last)
+
+    def eta(self) -> float:
+        """Seconds of training that are left."""
+        return self.counters.seconds / self.counters.step * (self.total - self.counters.step)
+
+    def write_log(self) -> None:
+        """One line about the steps since the last one."""
+        counters = self.counters
+        sums, seconds = counters.since_log, counters.seconds_since_log
+        line: dict[str, Any] = {"tokens": counters.tokens, "loss": sums.loss}
+        if self.bytes_per_token is not None:
+            line["bits_per_byte"] = sums.loss / math.log(2) / self.bytes_per_token
+        line |= {
+            "lr": self.last.lr, "grad_norm": self.last.norm if math.isfinite(self.last.norm) else None,
+            "tokens_per_second": sums.n_tokens / seconds, "seconds": counters.seconds,
+        }
+        if sums.losses:
+            line["losses"] = sums.means()
+        self.log.write("train", counters.step, line)
+        self.reporter.logged(counters.step, line, self.eta())
+        counters.since_log, counters.seconds_since_log = Sums(), 0.0
+
+    # -- evaluation, saving, failing ---------------------------------------------------------------------------------
+
+    def evaluation_due(self) -> bool:
+        """Whether an evaluation belongs to the step just done; the one at the end is apart."""
+        step, every = self.counters.step, self.config.eval_every
+        return every is not None and 0 < step < self.total and step % every == 0
+
+    def evaluate(self) -> None:
+        """Score the held-out side and log it, leaving every random state as it was; Ctrl-C ends it without a result."""
+        config = self.config
+        if config.eval_tokens == 0 or self.ctrl_c.pressed:
+            return
+        began = time.perf_counter()
+        place = take_place(self.stream, self.device)
+        # Compiled code is for the steps of training: states that grow would be compiled anew at every call.
+        eager = torch.compiler.set_stance("force_eager") if config.compile else contextlib.nullcontext()
+        try:
+            with eager:
+                result = evaluate(
+                    self.model, self.task, seq_len=config.seq_len, batch_size=config.batch_size,
+                    max_tokens=config.eval_tokens, context=config.eval_context, precision=config.precision,
+                    on_batch=self._stop_on_ctrl_c,
+                )
+        except _StopEvaluation:
+            return
+        finally:
+            set_random(place.random, self.device)
+        self.evaluation = result
+        values = {"tokens": self.counters.tokens, "loss": result.loss, "n_tokens": result.n_tokens, **result.metrics}
+        self.log.write("eval", self.counters.step, values | {"seconds": time.perf_counter() - began})
+        measured = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+        self.reporter.say(f"step {self.counters.step}/{self.total}  held out ({result.n_tokens} tokens): {measured}")
+
+    def _stop_on_ctrl_c(self, n_tokens: int) -> None:
+        if self.ctrl_c.pressed:
+            raise _StopEvaluation
+
+    def save(self, place: Place | None = None) -> Path:
+        """Write a checkpoint, then remove old ones."""
+        counters = self.counters
+        here = place or take_place(self.stream, self.device)
+        state = pack_state(counters, here, self.optimizer, self.scaler, self.device)
+        try:
+            path = self.folder.save(counters.step, self.model, self.recipe, state)
+        except CheckpointError as error:
+            latest = self.folder.latest()
+            kept = "No earlier checkpoint exists" if latest is None else f"The run can be resumed from {latest}"
+            raise CheckpointError(f"{error}. {kept}") from error
+        if place is None:
+            self.folder.prune(self.config.keep_checkpoints, counters.step)
+        return path
+
+    def not_finite(self, what: str, place: Place, batches: list[Batch]) -> NonFiniteError:
+        """The error that says where it began, after saving the state before the step; older checkpoints stay."""
+        failed = self.counters.step + 1
+
+        def again() -> None:
+            set_random(place.random, self.device)
+            self.optimizer.zero_grad(set_to_none=True)
+            accumulate(self.model, batches, self.config, self.scaler, self.device)
+
+        where = locate(self.model, again)
+        set_random(place.random, self.device)
+        # What is on disk of this very step was saved before anything went wrong.
+        saved = self.folder.find(self.counters.step)
+        if saved is None:
+            try:
+                saved = self.save(place)
+            except CheckpointError:
+                saved = self.folder.checkpoint()
+        return NonFiniteError(
+            f"step {failed}: the {what} is not finite; {where}. The last good checkpoint is {saved}, "
+            f"of step {step_of(saved)}"
+        )
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step that a checkpoint's name says."""
+    return int(checkpoint.name.rpartition("-")[2].removesuffix(".old"))
+
+
+def _bytes_per_token(task: Task) -> float | None:
+    """UTF-8 bytes a token of the training side; None for tasks that are not text."""
+    for split in task.splits():
+        if split.name == "train" and split.n_tokens and split.n_bytes:
+            return split.n_bytes / split.n_tokens
+    return None

@@ -1,0 +1,159 @@
+"""compare: a record for everything, and an interrupted comparison goes on where it stopped."""
+
+import pytest
+
+from hybridtf.bench import CompareOptions, Subject, compare, read_records, rows_of, select
+from hybridtf.bench import comparison as module
+from hybridtf.core import ConfigError, NonFiniteError, RecipeError
+from tests.bench.bench_cases import TASK, TRAIN, recipe
+
+OPTIONS = CompareOptions(
+    progress="none", context=20, repeats=2, warmup=0, multiples=(1, 2), max_documents=3, eval_tokens=600
+)
+
+
+def recipes(*patterns, **train):
+    return {p: recipe(p, task=TASK, train={**TRAIN, **train}) for p in patterns}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("compare")
+    said = []
+    rows = compare(recipes("a", "m"), out, seeds=(0, 3), options=OPTIONS, say=said.append)
+    return out, rows, said
+
+
+def test_everything_is_recorded_once(finished):
+    out, _, _ = finished
+    records = read_records(out / "records.jsonl")
+    for name in ("a", "m"):
+        for seed in (0, 3):
+            for kind in ("train", "model", "quality", "extrapolation"):
+                assert len(select(records, kind, recipe=name, seed=seed)) == 1, (name, seed, kind)
+        memory = select(records, "memory", recipe=name)
+        assert {(r["phase"], r["seed"]) for r in memory} == {("train", 0), ("decode", 0)}
+        assert [r["phase"] for r in select(records, "speed", recipe=name)] == ["train", "prefill", "decode"]
+    assert len({r["recipe_hash"] for r in records}) == 2
+
+
+def test_the_curve_is_that_of_the_run(finished):
+    out, _, _ = finished
+    (found,) = select(read_records(out / "records.jsonl"), "train", recipe="m", seed=3)
+    assert [point[0] for point in found["curve"]] == [2, 4, 6]
+    assert found["steps"] == 6
+    assert found["tokens"] == found["curve"][-1][1]
+    assert found["tokens_per_s"] == pytest.approx(found["tokens"] / found["seconds"])
+    assert found["failed"] is None
+
+
+def test_rows_are_read_from_the_records(finished):
+    out, rows, _ = finished
+    records = read_records(out / "records.jsonl")
+    assert [row.name for row in rows] == ["a", "m"]
+    row = rows[1]
+    values = [r["value"] for r in select(records, "quality", recipe="m")]
+    assert row.bits_per_byte == pytest.approx(sum(values) / 2)
+    assert row.interval is None  # of several seeds
+    assert row.bigram == select(records, "quality")[0]["baselines"]["bigram"]
+    assert row.peak_bytes == select(records, "memory", recipe="m", phase="train")[0]["peak"]
+    assert row.decode_tokens_per_s == select(records, "speed", recipe="m", phase="decode")[0]["tokens_per_s"]
+    assert set(row.state_bytes) == {1024, 65536}
+    assert set(row.bits_at) == {1, 2}
+    one = rows_of(records, [("m", select(records, "model", recipe="m")[0]["recipe_hash"]), ("none", None)])
+    assert one[0] == row
+    assert one[1].bits_per_byte is None
+
+
+def test_a_finished_comparison_does_nothing(finished, monkeypatch):
+    out, rows, _ = finished
+    before = (out / "records.jsonl").read_bytes()
+    monkeypatch.setattr(module, "train", None)
+    said = []
+    assert compare(recipes("a", "m"), out, seeds=(0, 3), options=OPTIONS, say=said.append) == rows
+    assert said == []
+    assert (out / "records.jsonl").read_bytes() == before
+
+
+def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch):
+    measured = []
+    real = {name: getattr(module, name) for name in ("train", "measure_quality", "measure_extrapolation")}
+
+    class Killed(BaseException):
+        pass
+
+    def note(name):
+        def run(*args, **kwargs):
+            measured.append(name)
+            if name == "measure_extrapolation" and measured.count(name) == 1:
+                raise Killed
+            return real[name](*args, **kwargs)
+
+        return run
+
+    for name in real:
+        monkeypatch.setattr(module, name, note(name))
+    with pytest.raises(Killed):
+        compare(recipes("a"), tmp_path, options=OPTIONS)
+    path = tmp_path / "records.jsonl"
+    kept = path.read_bytes()
+    path.write_bytes(kept + b'{"schema": 1, "kind": "extrap')  # the line that was being written
+    (row,) = compare(recipes("a"), tmp_path, options=OPTIONS)
+    assert measured == ["train", "measure_quality", "measure_extrapolation", "measure_extrapolation"]
+    assert path.read_bytes().startswith(kept)
+    assert row.bits_at[1] is not None
+    assert len(select(read_records(path, skip_corrupt=True), "train")) == 1
+
+
+def test_other_steps_are_another_recipe(tmp_path):
+    plain = compare(recipes("a"), tmp_path, options=OPTIONS)
+    other = CompareOptions(**{**vars(OPTIONS), "steps": 3})
+    compare(recipes("a"), tmp_path, options=other)
+    found = select(read_records(tmp_path / "records.jsonl"), "train")
+    assert [r["steps"] for r in found] == [6, 3]
+    assert found[0]["recipe_hash"] != found[1]["recipe_hash"]
+    assert plain[0].interval is not None
+
+
+def test_a_recipe_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
+    real = module.train
+
+    def train(recipe, folder, **kwargs):
+        if "mamba2" in str(recipe.model):
+            raise NonFiniteError("step 1: the loss is not finite")
+        return real(recipe, folder, **kwargs)
+
+    monkeypatch.setattr(module, "train", train)
+    bad, good = compare(recipes("m", "a"), tmp_path, options=OPTIONS)
+    assert bad.failed == "NonFiniteError: step 1: the loss is not finite"
+    assert bad.bits_per_byte is None
+    assert bad.peak_bytes is not None  # what it costs is known all the same
+    assert good.bits_per_byte is not None
+    # The next attempt tries it again.
+    monkeypatch.setattr(module, "train", real)
+    bad, _ = compare(recipes("m", "a"), tmp_path, options=OPTIONS)
+    assert bad.failed is None
+    assert bad.bits_per_byte is not None
+
+
+def test_wrong_work_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="at least one recipe"):
+        compare({}, tmp_path)
+    with pytest.raises(ConfigError, match="seeds that differ"):
+        compare(recipes("a"), tmp_path, seeds=(1, 1))
+    with pytest.raises(RecipeError, match=r"\[task\]"):
+        compare({"a": recipe("a", train=TRAIN)}, tmp_path)
+
+
+def test_a_subject_of_a_trained_run(finished):
+    out, _, _ = finished
+    (folder,) = (out / "runs").glob("m-*-seed3")
+    one = Subject.from_run(folder)
+    assert one.name == folder.name
+    assert one.seed == 3
+    assert one.recipe_hash in folder.name
+    first, second = one.build(), one.build()
+    assert first is not second
+    assert all(a.equal(b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    fresh = Subject.from_recipe(recipe("m"), "m", seed=3).build()
+    assert not any(a.equal(b) for a, b in zip(fresh.parameters(), first.parameters(), strict=True) if a.ndim > 1)

@@ -1,0 +1,93 @@
+"""What a model is made of: counts against hand arithmetic and against states that really hold tokens."""
+
+import pytest
+import torch
+from torch import nn
+
+from hybridtf.bench import Subject, measure_model, state_size
+from hybridtf.bench.describe import parameter_counts
+from hybridtf.core import Growing, Ring, leaves, state_bytes
+from hybridtf.models import LanguageModelConfig
+from hybridtf.recipe import Recipe
+from tests.bench.bench_cases import BLOCKS, Line, Table, subject
+
+
+def test_parameters_by_hand():
+    found = parameter_counts(subject("a").build())
+    d, v = 16, 257
+    # q and out are d x d, k and v d x d/2; two norms (the block's and the final one); the head is tied.
+    matrices = 3 * d * d
+    assert found == {
+        "total": v * d + matrices + 2 * d, "embedding": v * d,
+        "by_role": {"embedding": v * d, "matrix": matrices, "norm": 2 * d},
+    }
+
+
+def test_shared_blocks_count_once():
+    blocks = {"a": {**BLOCKS["a"], "shared": True}}
+    config = LanguageModelConfig(vocab_size=257, d_model=16, pattern="a*3", blocks=blocks)
+    one = Subject.from_recipe(Recipe(model=config), "shared")
+    assert parameter_counts(one.build()) == parameter_counts(subject("a").build())
+    # But every visit has a state of its own.
+    assert state_size(one.build(), 10)["growing"] == 3 * state_size(subject("a").build(), 10)["growing"]
+
+
+def test_foreign_parameters():
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10))
+    assert parameter_counts(model)["by_role"] == {"embedding": 40, "matrix": 40, "bias": 10}
+    # One parameter that no module speaks for: then only tables are told apart.
+    model.append(Table(torch.zeros(3, 3)))
+    assert parameter_counts(model) == {"total": 99, "embedding": 40, "by_role": {"embedding": 40, "other": 59}}
+
+
+def test_the_record_shows_stacks():
+    one = subject("m*2 a")
+    found = measure_model(one, one.build())
+    (stack,) = found["stacks"]
+    assert (stack["name"], stack["d_model"], stack["layers"]) == ("decoder", 16, ["m", "m", "a"])
+    assert stack["blocks"]["m"]["mixer"] == {"type": "mamba2", "summary": "d_state=8 head_dim=8 chunk_size=16"}
+    assert stack["blocks"]["m"]["channel_mixer"] == {"type": "glu", "summary": "d_ff=24"}
+    assert stack["blocks"]["a"]["channel_mixer"] is None
+    assert stack["blocks"]["a"]["mixer"]["type"] == "attention"
+    assert found["n_params"] == found["params"]["total"] == sum(found["params"]["by_role"].values())
+    assert set(found["state_bytes"]) == {"1024", "65536"}
+
+
+def test_a_foreign_model_has_no_stacks_and_no_state():
+    one = Subject("line", lambda: Line(5, 3), vocab_size=5)
+    found = measure_model(one, one.build())
+    assert (found["stacks"], found["state_bytes"], found["pattern"]) == ([], None, None)
+
+
+@pytest.mark.parametrize("length", [1, 2, 6, 7, 8, 100])
+def test_state_sizes_equal_states_that_hold_tokens(length):
+    model = subject("a w m").build()
+    with torch.no_grad():
+        ids = torch.randint(257, (1, length))
+        roomy = model(ids, state=model.init_state(1, max_len=length)).state
+        grown = model(ids, state=model.init_state(1)).state
+    size = state_size(model, length)
+    assert size["allocated"] == state_bytes(roomy) == state_bytes(grown)
+    assert size["used"] == state_bytes(roomy, used=True)
+    assert size["growing"] == sum(x.nbytes() for x in leaves(roomy) if isinstance(x, Growing))
+    assert size["ring"] == sum(x.nbytes() for x in leaves(roomy) if isinstance(x, Ring))
+    assert size["allocated"] == size["per_token"] * length + size["constant"]
+    # Two kv heads of 4 channels, keys and values, float32.
+    assert size["per_token"] == 2 * 2 * 4 * 4
+    assert size["constant"] == size["ring"] + size["fixed"]
+
+
+def test_no_tokens_no_growth():
+    model = subject("a w m").build()
+    size = state_size(model, 0)
+    assert size["growing"] == 0
+    assert size["used"] == size["fixed"]
+
+
+def test_a_foreign_state_of_plain_tensors():
+    class Own(Line):
+        def init_state(self, batch_size, max_len=None):
+            return {"kv": torch.zeros(batch_size, max_len or 0, 3), "h": torch.zeros(batch_size, 2)}
+
+    size = state_size(Own(5, 3), 10)
+    assert (size["allocated"], size["per_token"], size["constant"], size["other"]) == (128, 12, 8, 128)

@@ -1,0 +1,129 @@
+"""Extrapolation: equal to a brute-force loss of the whole document, in flat memory, over the same documents."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hybridtf.bench import Subject, measure_extrapolation, state_size
+from hybridtf.bench.extrapolation import by_multiple, by_position, choose_documents
+from hybridtf.bench.live_bytes import LiveBytes
+from hybridtf.bench.scoring import Carried, score_carried
+from hybridtf.core import ConfigError, DataError
+from hybridtf.models import LanguageModelConfig
+from hybridtf.recipe import Recipe
+from tests.bench.bench_cases import TASK, Table, subject
+
+TEXT = TASK.load(0)
+LONG = list(TEXT.eval_documents(min_tokens=384, max_documents=3))
+
+
+def brute_force(model, document, length):
+    """(t) float64 nats of the first ``length`` tokens, in one call without state."""
+    with torch.no_grad():
+        logits = model(document.inputs[None, :length]).logits[0].double()
+    return F.cross_entropy(logits, document.targets[:length], reduction="none").numpy()
+
+
+@pytest.mark.parametrize("pattern", ["a w", "m a"])
+@pytest.mark.parametrize("chunk", [24, 37, 384])
+def test_carried_equals_the_whole_document_in_one_call(pattern, chunk):
+    model = subject(pattern).build().double()
+    scored = score_carried(model, LONG, length=384, chunk=chunk, batch_size=2)
+    assert scored.stopped is None
+    assert scored.nats.shape == (3, 384)
+    for row, document in zip(scored.nats, LONG, strict=True):
+        np.testing.assert_allclose(row, brute_force(model, document, 384), rtol=0, atol=1e-10)
+
+
+def test_the_record_equals_sums_by_hand():
+    one = subject("m a")
+    model = one.build().double()
+    found = measure_extrapolation(one, model, TEXT, trained_length=24, batch_size=2, max_documents=3)
+    documents = list(TEXT.eval_documents(min_tokens=384, max_documents=3))
+    nats = np.stack([brute_force(model, d, 384) for d in documents])
+    assert found["multiples"] == [1, 2, 4, 8, 16]
+    assert found["n_documents"] == 3
+    ranges = [(0, 24), (24, 48), (48, 96), (96, 192), (192, 384)]
+    for i, (start, stop) in enumerate(ranges):
+        assert found["bits_per_byte"][i] == pytest.approx(nats[:, start:stop].mean() / math.log(2), abs=1e-9)
+        assert found["cumulative"][i] == pytest.approx(nats[:, :stop].mean() / math.log(2), abs=1e-9)
+        low, high = found["interval"][i]
+        assert low <= found["bits_per_byte"][i] <= high
+        assert found["state_bytes"][i] == state_size(model, stop)["used"]
+    assert [b[0] for b in found["by_position"]] == list(range(0, 384, 3))
+    assert found["by_position"][5][1:] == [pytest.approx(nats[:, 15:18].mean(), abs=1e-9), 9]
+    assert found["note"] is None
+
+
+def test_multiples_that_no_document_reaches_are_null_and_said():
+    one = subject("a")
+    longest = sorted(len(d.targets) for d in TEXT.eval_documents())
+    trained = longest[-2] // 2  # two documents reach twice as far, none four times
+    found = measure_extrapolation(one, one.build(), TEXT, trained_length=trained, multiples=(1, 2, 1000))
+    assert found["bits_per_byte"][0] is not None
+    assert found["bits_per_byte"][1] is not None
+    assert found["bits_per_byte"][2] is found["interval"][2] is found["cumulative"][2] is None
+    assert found["n_documents"] == 2  # the same at every multiple
+    assert f"fewer than 2 documents have more than {2 * trained} tokens" in found["note"]
+    with pytest.raises(DataError, match="fewer than 2 held-out documents"):
+        measure_extrapolation(one, one.build(), TEXT, trained_length=longest[-1] + 1)
+
+
+def test_every_multiple_uses_the_same_documents():
+    documents, reached, notes = choose_documents(TEXT, 24, (1, 2, 16), 2, None)
+    assert (reached, notes) == (16, [])
+    assert {d.name for d in documents} == {d.name for d in TEXT.eval_documents(min_tokens=24 * 16)}
+
+
+def test_memory_does_not_grow_with_length():
+    model = subject("m w").build()
+    peaks = []
+    for length in (96, 384):
+        with LiveBytes() as live:
+            score_carried(model, LONG, length=length, chunk=24, batch_size=3)
+        nats = 3 * length * 8  # the result itself, and what stacks ids and targets
+        peaks.append(live.peak - 6 * nats)
+    assert peaks[1] <= peaks[0]
+
+
+def test_a_length_that_the_model_cannot_place_is_null_with_the_reason():
+    model = LanguageModelConfig(
+        vocab_size=257, d_model=16, pattern="a", max_seq_len=100,
+        blocks={"a": {"mixer": {"type": "attention", "n_heads": 2}}},
+        stem={"type": "token_embedding", "position": {"type": "learned"}},
+    )
+    one = Subject.from_recipe(Recipe(model=model), "learned")
+    found = measure_extrapolation(one, one.build(), TEXT, trained_length=50, multiples=(1, 2, 4), chunk=50)
+    assert [b is None for b in found["bits_per_byte"]] == [False, False, True]
+    assert "no further than 100 tokens" in found["note"]
+    assert max(b[0] for b in found["by_position"]) < 100
+
+
+def test_a_model_without_state_reads_each_document_in_one_call():
+    weight = torch.randn(257, 257, dtype=torch.float64)
+    one = Subject("table", lambda: Table(weight), vocab_size=257)
+    model = one.build()
+    found = measure_extrapolation(one, model, TEXT, trained_length=24, max_documents=3)
+    documents = list(TEXT.eval_documents(min_tokens=384, max_documents=3))
+    table = weight.log_softmax(-1)
+    expected = [-float(table[d.inputs[:24], d.targets[:24]].sum()) for d in documents]
+    assert found["bits_per_byte"][0] == pytest.approx(sum(expected) / 72 / math.log(2), abs=1e-9)
+    assert found["state_bytes"] == [None] * 5
+    assert "carries no state" in found["note"]
+
+
+def test_bytes_of_a_token_scale_the_bits():
+    scored = Carried(np.full((2, 4), math.log(2) * 3))
+    out = by_multiple(scored, [2, 4, 8], 1.5)
+    assert out["bits_per_byte"] == [pytest.approx(2), pytest.approx(2), None]
+    assert by_position(scored, 8) == [[i, pytest.approx(3 * math.log(2)), 2] for i in range(4)]
+
+
+def test_wrong_multiples_are_refused():
+    one = subject("a")
+    for multiples in ((), (2, 1), (0, 1), (1, 1)):
+        with pytest.raises(ConfigError, match="multiples must rise"):
+            measure_extrapolation(one, one.build(), TEXT, trained_length=24, multiples=multiples)

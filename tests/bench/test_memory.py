@@ -1,0 +1,255 @@
+"""Memory: counts against hand arithmetic, predictions against counts, and independence of what ran before."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+from hybridtf.bench import Subject, count_bytes, measure_memory, predict_bytes
+from hybridtf.bench.live_bytes import LiveBytes, WithoutMemory, storage_bytes
+from hybridtf.bench.longest import longest_length
+from hybridtf.bench.memory import longest_that_fits, on_gpu, predictor
+from hybridtf.core import ConfigError
+from tests.bench.bench_cases import Line, Table, subject
+
+
+def test_live_bytes_follow_tensors():
+    with LiveBytes() as live:
+        a = torch.zeros(100)
+        assert live.now == 400
+        view = a[:10]
+        b = a + 1
+        assert live.now == 800
+        del a
+        assert live.now == 800  # the view holds it
+        del view
+        assert live.now == 400
+        del b
+    assert (live.now, live.peak) == (0, 800)
+
+
+def test_live_bytes_see_what_autograd_holds():
+    w = torch.randn(50, 50, requires_grad=True)
+    with LiveBytes() as live:
+        live.watch([w])
+        y = (w @ w).tanh()
+        loss = y.square().sum()
+        del y
+        # tanh keeps its output, square its input, which is the same tensor.
+        assert live.now == 20_000 + 4
+        loss.backward()
+        del loss
+        assert live.now == 20_000  # w and its gradient
+    assert w.grad is not None
+
+
+def test_shared_memory_counts_once():
+    a = torch.zeros(10)
+    assert storage_bytes([a, a[2:], a.view(2, 5)]) == 40
+
+
+def test_a_model_that_is_counted_by_hand():
+    v, d, b, t = 11, 6, 2, 5
+    found = count_bytes(Subject("line", lambda: Line(v, d), vocab_size=v), "train", b, t)
+    weights = 2 * v * d * 4
+    assert (found.weights, found.gradients, found.state, found.reserved) == (weights, weights, 0, None)
+    # Two moments of each weight, and a step count of four bytes for each of the two parameters.
+    assert found.optimizer == 2 * weights + 2 * 4
+    # What the backward pass needs: the codes, the hidden layer, log-probabilities and their total weight; beside them
+    # the loss itself.
+    assert found.activations == 4 * (b * t * v + b * t * d + b * t * v + 1 + 1)
+    assert found.peak >= found.weights + found.optimizer + found.activations
+
+
+@pytest.mark.parametrize("phase", ["train", "prefill", "decode"])
+@pytest.mark.parametrize("pattern", ["a w", "m a"])
+def test_predictions_equal_counts_byte_for_byte(phase, pattern):
+    one = subject(pattern)
+    predict = predictor(one, phase, 2)
+    for length in (1, 37):
+        assert predict(length) == count_bytes(one, phase, 2, length)
+
+
+def test_a_prediction_needs_no_memory():
+    width = 1 << 18  # each matrix would take 256 GiB
+    one = Subject("huge", lambda: Line(width, width), vocab_size=width)
+    predicted = predict_bytes(one, "train", 1, 2)
+    assert predicted.weights == predicted.gradients == 2 * width * width * 4
+    assert predicted.peak > predicted.weights + predicted.gradients + predicted.optimizer
+
+
+def test_models_that_stand_already_are_predicted_too():
+    model = subject("w m").build()
+    one = Subject.from_model(model, "stands")
+    for phase in ("train", "decode"):
+        assert predict_bytes(one, phase, 1, 19) == count_bytes(one, phase, 1, 19)
+    with WithoutMemory().enter() as live:  # the model itself keeps its memory, and none of it was counted
+        assert live.now == 0
+        assert all(p.untyped_storage().data_ptr() for p in model.parameters())
+
+
+def test_order_does_not_matter():
+    large, small = subject("a m"), subject("a")
+    for phase in ("train", "decode"):
+        first = [count_bytes(s, phase, 2, n) for s, n in ((large, 40), (small, 10), (large, 40))]
+        second = [count_bytes(s, phase, 2, n) for s, n in ((small, 10), (large, 40), (small, 10))]
+        assert first[0] == first[2] == second[1]
+        assert second[0] == second[2] == first[1]
+
+
+def test_nothing_stays_behind():
+    one = subject("m a")
+    count_bytes(one, "train", 2, 16)
+    gc.collect()
+    before = sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects())
+    count_bytes(one, "train", 2, 16)
+    gc.collect()
+    assert sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects()) == before
+
+
+def test_the_record_says_how_and_how_far():
+    one = subject("a")
+    found = measure_memory(one, phase="decode", batch_size=2, length=33, limit_bytes=1 << 20)
+    assert found["kind"] == "memory"
+    assert found["state"] > 0
+    assert found["activations"] == found["peak"] - found["weights"] - found["state"]
+    assert set(found["how"]) == {"weights", "gradients", "optimizer", "activations", "state", "peak"}
+    longest = found["longest"]
+    assert (longest["limit_bytes"], longest["phase"], longest["at_least"]) == (1 << 20, "decode", False)
+    predict = predictor(one, "decode", 2)
+    assert predict(longest["length"]).peak <= 1 << 20 < predict(int(longest["length"] * 1.01) + 1).peak
+
+
+def test_a_model_that_reads_values_back_is_measured_but_not_predicted():
+    class Reads(Table):
+        def forward(self, ids, segments=None):
+            return super().forward(ids) * float(self.weight.sum())
+
+    one = Subject("reads", lambda: Reads(torch.ones(5, 5)), vocab_size=5)
+    assert count_bytes(one, "prefill", 1, 4).peak > 0
+    with pytest.raises(ConfigError, match="memory cannot be predicted"):
+        predict_bytes(one, "prefill", 1, 4)
+
+
+def test_shapes_keep_integers_and_forget_floats():
+    with WithoutMemory().enter():
+        lengths = torch.zeros(3, dtype=torch.int64) + 4
+        assert int(lengths.max()) == 4
+        assert torch.randint(7, (2,)).max() < 7
+        layer = nn.Linear(1 << 20, 1 << 20)  # 4 TiB
+        y = layer(torch.zeros(1, 1 << 20))
+        assert y.shape == (1, 1 << 20)
+        assert y.device.type == "cpu"
+
+
+# -- the longest length ------------------------------------------------------------------------------------------------
+
+
+class Probe:
+    """A memory curve that counts how often it was asked."""
+
+    def __init__(self, curve, fails_at=None):
+        self.curve, self.fails_at, self.asked = curve, fails_at, []
+
+    def __call__(self, n):
+        self.asked.append(n)
+        return None if self.fails_at is not None and n >= self.fails_at else self.curve(n)
+
+
+@pytest.mark.parametrize("curve", [lambda n: 1000 + 7 * n, lambda n: 50 + n * n, lambda n: 5000 + 64 * (n // 64)])
+@pytest.mark.parametrize("best", [1, 2, 63, 64, 65, 1000, 77_777])
+def test_the_longest_length_is_found(curve, best):
+    limit = curve(best)
+    exact = best
+    while curve(exact + 1) <= limit:
+        exact += 1
+    assert longest_length(Probe(curve), limit, resolution=0.0) == exact
+    probe = Probe(curve)
+    found = longest_length(probe, limit)
+    assert curve(found) <= limit < curve(max(int(found * 1.01), found + 1))
+    assert len(probe.asked) < 40
+
+
+def test_a_straight_line_takes_few_probes():
+    probe = Probe(lambda n: 123_456 + 777 * n)
+    assert longest_length(probe, 1 << 28) == pytest.approx(345_000, rel=0.02)
+    assert len(probe.asked) <= 10
+
+
+def test_out_of_memory_is_an_answer():
+    probe = Probe(lambda n: 0, fails_at=1234)
+    assert longest_length(probe, 1 << 40, resolution=0.0) == 1233
+    assert longest_length(Probe(lambda n: 0, fails_at=1), 1 << 40) == 0
+    assert longest_length(lambda n: 2 * n, 1) == 0
+
+
+def test_the_search_ends_at_the_longest_allowed():
+    assert longest_length(lambda n: n, 1 << 60, max_length=1000) == 1000
+    assert longest_length(lambda n: n, 1 << 60, max_length=1) == 1
+    with pytest.raises(ConfigError, match="at least 1"):
+        longest_length(lambda n: n, 0)
+
+
+@pytest.mark.gpu
+def test_the_allocator_on_a_gpu_does_not_depend_on_order():
+    big = Subject("big", lambda: Line(64, 4096).cuda(), vocab_size=64)
+    little = Subject("little", lambda: Line(64, 64).cuda(), vocab_size=64)
+    first = [measure_memory(s, length=512)["peak"] for s in (big, little, big)]
+    second = [measure_memory(s, length=512)["peak"] for s in (little, big, little)]
+    assert first[0] == pytest.approx(second[1], rel=0.05)
+    assert first[1] == pytest.approx(second[0], rel=0.05)
+    assert first[0] == pytest.approx(first[2], rel=0.05)
+
+
+# -- the path of a GPU, with an allocator that is a count --------------------------------------------------------------
+
+
+@pytest.fixture
+def allocator(monkeypatch):
+    """``torch.cuda``'s statistics, answered by a count of live tensors."""
+    with LiveBytes() as live:
+        answers = {
+            "memory_allocated": lambda: live.now, "max_memory_allocated": lambda: live.peak,
+            "max_memory_reserved": lambda: live.peak + 1, "reset_peak_memory_stats": live.reset_peak,
+            "empty_cache": lambda: None, "synchronize": lambda: None,
+        }
+        for name, answer in answers.items():
+            monkeypatch.setattr(torch.cuda, name, answer)
+        yield live
+
+
+@pytest.mark.parametrize("phase", ["train", "prefill", "decode"])
+def test_both_ways_of_measuring_agree(allocator, phase):
+    one = subject("w m")
+    other = torch.zeros(1000)  # what was there before is none of the model's
+    counted = count_bytes(one, phase, 2, 21)
+    found = on_gpu(one, phase, 2, 21)
+    assert other.numel() == 1000
+    assert found.reserved == allocator.peak + 1
+    found.reserved = None
+    assert found == counted
+
+
+def test_out_of_memory_ends_a_search_and_not_the_program(allocator, monkeypatch):
+    one = subject("a")
+    real = torch.Tensor.backward
+
+    def small(self):
+        if allocator.now > 120_000:
+            raise torch.OutOfMemoryError("the device is full")
+        real(self)
+
+    monkeypatch.setattr(torch.Tensor, "backward", small)
+    cuda = torch.device("cuda")
+    found = longest_that_fits(
+        one, phase="train", batch_size=1, limit_bytes=1 << 40, max_length=1 << 20, device=cuda
+    )
+    assert 8 < found["length"] < 2000
+    assert on_gpu(one, "train", 1, found["length"]).peak > 0
+    with pytest.raises(torch.OutOfMemoryError):
+        on_gpu(one, "train", 1, 2 * found["length"])
+    monkeypatch.setattr("hybridtf.bench.memory.device_of", lambda model: cuda)
+    record = measure_memory(one, length=2 * found["length"])
+    assert record["peak"] is record["weights"] is None
+    assert "does not fit the device" in record["note"]

@@ -1,0 +1,210 @@
+"""``bench``, ``compare`` and ``report``: measurements, their records, and what is made of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hybridtf.bench import read_records, select
+from hybridtf.cli.sources import parse_size
+from hybridtf.core import ConfigError
+from tests.cli.helpers import as_json, ok, refused, run, write_recipe
+
+QUICK = ("--length", 32, "--batch-size", 1)
+
+
+@pytest.fixture
+def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the HTML page, which takes seconds, where it is not what the test is about."""
+    monkeypatch.setattr("hybridtf.cli.compare._write_report", lambda records, path: None)
+
+
+# -- bench -------------------------------------------------------------------------------------------------------------
+
+
+def test_speed_beside_another(recipe: str, trained: Path, tmp_path: Path) -> None:
+    found = as_json(
+        "bench", "speed", recipe, trained, "--against", "smoke/mamba2", *QUICK, "--repeats", 1, "--warmup", 0,
+        "--phase", "train", "--phase", "decode", "-o", tmp_path / "r.jsonl",
+    )  # fmt: skip
+    assert found["records"] == read_records(tmp_path / "r.jsonl")
+    names = ["smoke/mamba2", "tiny", trained.as_posix()]
+    assert [(r["phase"], r["recipe"]) for r in found["records"]] == [(p, n) for p in ("train", "decode") for n in names]
+    assert {r["ratio"]["against"] for r in found["records"]} == {"smoke/mamba2"}
+    assert [row["recipe"] for row in found["table"]][::2] == names
+
+
+def test_memory_of_two_phases_and_the_longest_length(recipe: str, tmp_path: Path) -> None:
+    found = as_json(
+        "bench", "memory", recipe, *QUICK, "--phase", "train", "--phase", "decode", "--limit", "2MB", "--max-length", 33
+    )
+    train, decode = found["records"]
+    assert (train["phase"], decode["phase"], train["length"]) == ("train", "decode", 32)
+    assert train["longest"]["limit_bytes"] == 2_000_000
+    assert train["peak"] > train["weights"] > 0
+    assert "peak" in ok("bench", "memory", recipe, *QUICK).stdout
+
+
+def test_changes_reach_the_measurement(recipe: str) -> None:
+    def params(*more: str) -> int:
+        return as_json("bench", "memory", recipe, *QUICK, *more)["records"][0]["n_params"]
+
+    assert params("--set", "model.n_layers=8") > params()
+
+
+def test_autocast(recipe: str) -> None:
+    def activations(dtype: str) -> int:
+        return as_json("bench", "memory", recipe, *QUICK, "--dtype", dtype)["records"][0]["activations"]
+
+    assert activations("bfloat16") != activations("float32")
+
+
+def test_extrapolation_of_a_run(trained: Path, tmp_path: Path) -> None:
+    found = as_json(
+        "bench", "extrapolation", trained, "--multiples", "1,2,4", "--max-documents", 2, "-o", tmp_path / "r.jsonl"
+    )
+    record = found["records"][0]
+    assert (record["trained_length"], record["multiples"], record["n_documents"]) == (32, [1, 2, 4], 2)
+    assert all(record["bits_per_byte"])
+    assert found["table"][0]["trained_length"] == 32
+    assert "4x" in ok("bench", "extrapolation", trained, "--multiples", "1,4").stdout
+
+
+def test_extrapolation_needs_a_run() -> None:
+    assert "is a recipe, and a run is needed" in refused("bench", "extrapolation", "demo/hybrid")
+    assert "must be whole numbers with commas between" in refused("bench", "extrapolation", "x", "--multiples", "1,b")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1", 1), ("800MB", 800_000_000), ("8GiB", 8 << 30), ("1.5 kB", 1500), ("2m", 2_000_000), ("1TiB", 1 << 40)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text, "--limit") == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "8 XB", "0"])
+def test_what_is_no_size(text: str, recipe: str) -> None:
+    with pytest.raises(ConfigError, match="is no size; write 800MB, 8GB or 8GiB"):
+        parse_size(text, "--limit")
+    assert "is no size" in refused("bench", "memory", recipe, f"--limit={text}")
+
+
+# -- compare -----------------------------------------------------------------------------------------------------------
+
+
+def test_compare_ends_with_the_table_and_the_report(compared: tuple[list[object], Path]) -> None:
+    _, folder = compared
+    table, messages = (folder / "stdout").read_text(), (folder / "stderr").read_text()
+    for word in ("tiny", "attention", "bigram", "tok/s", "16x"):
+        assert word in table
+    assert messages.splitlines()[-1] == f"hybridtf: report: {folder / 'out' / 'report.html'}"
+    assert "hybridtf: tiny, seed 0: training" in messages
+    page = (folder / "out" / "report.html").read_text()
+    assert "tiny" in page
+    kinds = {r["kind"] for r in read_records(folder / "out" / "records.jsonl")}
+    assert kinds == {"train", "model", "quality", "extrapolation", "memory", "speed"}
+
+
+@pytest.mark.usefixtures("no_page")
+def test_a_second_call_says_that_everything_is_there(compared: tuple[list[object], Path]) -> None:
+    arguments, folder = compared
+    records = (folder / "out" / "records.jsonl").read_bytes()
+    result = ok(*arguments)
+    file = folder / "out" / "records.jsonl"
+    assert f"hybridtf: everything was in {file} already; nothing was measured again" in result.stderr
+    assert result.stdout == (folder / "stdout").read_text()
+    assert (folder / "out" / "records.jsonl").read_bytes() == records
+
+
+@pytest.mark.usefixtures("no_page")
+def test_more_seeds_add_to_what_is_there(compared: tuple[list[object], Path]) -> None:
+    arguments, folder = compared
+    quick = ("--context", 32, "--repeats", 1, "--steps", 2, "--max-documents", 2)
+    found = as_json(*arguments[:2], "-o", folder / "more", *quick, "--seeds", 2)
+    assert [r["seed"] for r in select(found["records"], "quality")] == [0, 1]
+    assert [r["steps"] for r in select(found["records"], "train")] == [2, 2]
+    assert found["table"][0]["bits_per_byte_seeds"] == 2
+
+
+@pytest.mark.usefixtures("no_page")
+def test_a_comparison_in_which_a_run_diverges(recipe: str, tmp_path: Path) -> None:
+    result = run("compare", recipe, "-o", tmp_path / "out", "--set", "train.lr=1e30", "--context", 32, "--repeats", 1)
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1].startswith("hybridtf: failed: tiny: NonFiniteError")
+    assert "tiny" in result.stdout
+
+
+@pytest.mark.usefixtures("no_page")
+def test_a_comparison_that_was_interrupted_goes_on(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    arguments = ["compare", recipe, "-o", tmp_path / "out", "--context", 32, "--repeats", 1]
+    with monkeypatch.context() as patch:
+        patch.setattr("hybridtf.bench.comparison.measure_memory", interrupt)
+        result = run(*arguments)
+    file = tmp_path / "out" / "records.jsonl"
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-1] == (
+        f"hybridtf: interrupted; what was measured is in {file}, and the same command goes on from there"
+    )
+    before = read_records(file)
+    assert select(before, "train")
+    ok(*arguments)
+    after = read_records(file)
+    assert after[: len(before)] == before
+    assert len(select(after, "train")) == 1
+
+
+def test_recipes_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    from hybridtf.cli.compare import _named
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    files = [write_recipe(tmp_path / "a"), write_recipe(tmp_path / "b")]
+    assert list(_named(files, None)) == files
+    assert list(_named([files[0], files[0]], None)) == ["tiny"]
+
+
+def test_without_the_report_extra_the_table_is_still_shown(
+    compared: tuple[list[object], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments, _ = compared
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = ok(*arguments)
+    assert "warning: no report was written, its extra is not installed: pip install 'hybridtf[report]'" in result.stderr
+    assert "bigram" in result.stdout
+
+
+# -- report ------------------------------------------------------------------------------------------------------------
+
+
+def test_report_of_records(compared: tuple[list[object], Path], tmp_path: Path) -> None:
+    _, folder = compared
+    result = ok(
+        "report", folder / "out", "-o", tmp_path / "r.html", "--charts", tmp_path / "charts", "--title", "Of two"
+    )
+    assert result.stdout == ""
+    assert "<title>Of two</title>" in (tmp_path / "r.html").read_text()
+    assert list((tmp_path / "charts").glob("*.svg"))
+    assert ok("report", folder / "out" / "records.jsonl").stdout == (folder / "stdout").read_text()
+    assert [row["recipe"] for row in as_json("report", folder / "out")["table"]] == ["tiny", "attention"]
+
+
+def test_records_that_cannot_be_read(compared: tuple[list[object], Path], tmp_path: Path) -> None:
+    _, folder = compared
+    file = tmp_path / "records.jsonl"
+    file.write_bytes((folder / "out" / "records.jsonl").read_bytes() + b"{torn")
+    lines = len(file.read_text().splitlines())
+    assert f"{file}, line {lines}: " in refused("report", file)
+    result = ok("report", file, "--skip-corrupt")
+    assert "1 lines that are no whole records were left out" in result.stderr
+    assert "cannot be read" in refused("report", tmp_path / "none.jsonl")
+    (tmp_path / "empty.jsonl").write_text("")
+    assert "no records" in refused("report", tmp_path / "empty.jsonl")
+    assert json.loads(file.read_text().splitlines()[0])["kind"]

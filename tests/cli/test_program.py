@@ -1,0 +1,219 @@
+"""The program as a whole: its help, its options, its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+import hybridtf
+from hybridtf.cli import app
+from hybridtf.core import active, using
+from hybridtf.plugins import load_registries, make_plugin_manager
+from tests.cli.helpers import environment, ok, process, refused, run
+
+OPTIONS = {
+    "": "--version",
+    "bench extrapolation": (
+        "RUNS... --against --batch-size --chunk --device --json --max-documents --multiples --output "
+        "--trained-length -o"
+    ),
+    "bench memory": (
+        "SOURCES... --against --batch-size --device --dtype --json --length --limit --max-length --output "
+        "--phase --set -o"
+    ),
+    "bench speed": (
+        "SOURCES... --against --batch-size --device --dtype --json --length --output --phase --repeats "
+        "--set --warmup -o"
+    ),
+    "check": "RECIPES... --component --json --plugin --set",
+    "compare": (
+        "RECIPES... --context --device --eval-tokens --json --limit --max-documents --output --repeats "
+        "--seeds --set --steps -o"
+    ),
+    "doctor": "--json",
+    "eval": "RUN --batch-size --device --json --max-tokens --output --seq-len --step -o",
+    "generate": (
+        "RUN --device --json --max-new-tokens --prompt --prompt-file --seed --step --stop --temperature "
+        "--top-k --top-p -n"
+    ),
+    "list": "KIND --json --verbose -v",
+    "plugins": "--json",
+    "report": "SOURCES... --charts --json --output --skip-corrupt --title -o",
+    "schema": "--output -o",
+    "show": "RECIPE --json --length --set",
+    "train": "RECIPE --device --from --output --resume --seed --set -o",
+}
+"""Every command with its arguments and options: what scripts of users rely on."""
+
+
+def _words(command: Any) -> str:
+    arguments, options = [], []
+    for param in command.params:
+        if param.param_type_name == "argument":
+            arguments.append(param.name.upper() + ("..." if param.nargs == -1 else ""))
+        else:
+            options += [*param.opts, *param.secondary_opts]
+    return " ".join([*arguments, *sorted(options)])
+
+
+def _commands(command: Any, path: str = "") -> dict[str, str]:
+    children = getattr(command, "commands", {})
+    found = {} if children and path else {path: _words(command)}
+    for name, child in children.items():
+        found |= _commands(child, f"{path} {name}".strip())
+    return found
+
+
+def test_commands_and_options_are_these() -> None:
+    assert _commands(get_command(app)) == OPTIONS
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_every_command_explains_itself(command: str) -> None:
+    for flag in ("--help", "-h"):
+        text = ok(*command.split(), flag).stdout
+        assert text.startswith(f"Usage: hybridtf{' ' if command else ''}{command}")
+    for param in next(_found(get_command(app), command.split())).params:
+        assert param.help, f"{command}: {param.name} has no help"
+
+
+def _found(command: Any, path: list[str]) -> Any:
+    if not path:
+        yield command
+    else:
+        yield from _found(command.commands[path[0]], path[1:])
+
+
+def test_no_command_is_named_without_its_own_words() -> None:
+    listed = ok("--help").stdout
+    assert "..." not in listed.partition("Commands:")[2]
+    assert ok().stdout == listed
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = """
+        import sys
+        from hybridtf.cli import main
+        sys.argv = ["hybridtf", "--help"]
+        try:
+            main()
+        except SystemExit:
+            print(sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
+    """
+    done = _python(code)
+    loaded = set(done.stderr.strip("[]\n").replace("'", "").split(", "))
+    assert "typer" in loaded
+    assert not loaded & {"torch", "numpy", "pydantic", "pluggy", "rich", "altair", "safetensors", "transformers"}
+
+
+def test_help_is_quick() -> None:
+    # Seconds of this process's children on a processor, not on the clock: other work on the machine does not count.
+    seconds = []
+    for _ in range(3):
+        before = os.times()
+        process("--help")
+        after = os.times()
+        seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
+    assert min(seconds) < 0.5
+
+
+def _python(code: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment(), check=False, timeout=120)
+
+
+def test_version() -> None:
+    assert ok("--version").stdout == f"hybridtf {hybridtf.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "No such command 'trian'. Did you mean 'train'? See: hybridtf --help"),
+        (["train", "--resum"], "No such option: --resum. Did you mean --resume? See: hybridtf train --help"),
+        (["bench", "sped"], "No such command 'sped'. Did you mean 'speed'? See: hybridtf bench --help"),
+        (["train", "demo/hybrid"], "Missing option '--output' / '-o'. See: hybridtf train --help"),
+        (["train", "-o", "x"], "Invalid value for RECIPE: a new run needs a recipe. See: hybridtf train --help"),
+        (
+            ["train", "-o", "x", "--resume", "--seed", "1"],
+            "Invalid value for RECIPE: --set and --seed change a recipe; give it too."
+            " See: hybridtf train --help",
+        ),
+        (
+            ["check"],
+            "Invalid value for RECIPE: give recipes, or --plugin NAME, or --component KIND.NAME."
+            " See: hybridtf check --help",
+        ),
+    ],
+)
+def test_wrong_use_is_one_line(arguments: list[str], message: str) -> None:
+    assert refused(*arguments) == message
+
+
+def test_a_value_out_of_range() -> None:
+    error = refused("generate", "x", "-n", "0")
+    assert error.startswith("Invalid value for '--max-new-tokens' / '-n': ")
+    assert error.endswith("1. See: hybridtf generate --help")
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "hybridtf", "schema"], stdout=writer, stderr=subprocess.PIPE, text=True, check=False,
+        env=environment(), timeout=120,
+    )  # fmt: skip
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_bug_keeps_its_traceback_and_says_so() -> None:
+    done = _python("""
+        import sys
+        import hybridtf.cli.doctor
+        from hybridtf.cli import main
+        hybridtf.cli.doctor._versions = lambda: 1 / 0
+        sys.argv = ["hybridtf", "doctor"]
+        main()
+    """)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "ZeroDivisionError" in done.stderr
+    assert "Traceback" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("hybridtf: this is a bug")
+
+
+def test_a_plugin_that_failed_is_named_once_and_the_rest_works() -> None:
+    registries = load_registries(make_plugin_manager(autoload=False))
+    registries.failures["broken"] = "ImportError: no module named 'nothing'"
+    with using(registries):
+        result = ok("list", "mixers", "--json")
+        assert (
+            result.stderr
+            == "hybridtf: warning: plugin 'broken' was not loaded: ImportError: no module named 'nothing'\n"
+        )
+        assert "mamba2" in json.loads(result.stdout)["mixers"]
+        assert json.loads(ok("plugins", "--json").stdout)["failures"] == registries.failures
+        assert "ImportError" in ok("doctor").stdout
+        assert "ImportError" in ok("list", "failures").stdout
+        assert (
+            refused("check", "--plugin", "broken")
+            == "plugin 'broken' was not loaded: ImportError: no module named 'nothing'"
+        )
+
+
+def test_ctrl_c_outside_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    active()
+    monkeypatch.setattr("hybridtf.cli.doctor._versions", interrupt)
+    result = run("doctor")
+    assert (result.exit_code, result.stderr) == (130, "hybridtf: interrupted; nothing was saved\n")

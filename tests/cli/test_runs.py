@@ -1,0 +1,231 @@
+"""``train``, ``eval``, ``generate``: a run from its recipe to its text."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hybridtf.bench import read_records
+from hybridtf.cli.generate import _cut, _held
+from hybridtf.train import RunFolder, load_run
+from tests.cli.helpers import as_json, environment, ok, process, refused, run, write_recipe
+
+# -- train -------------------------------------------------------------------------------------------------------------
+
+
+def test_train_then_resume_further(recipe: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = ok("train", recipe, "-o", out, "--set", "train.eval_tokens=64", "--seed", 3)
+    assert result.stdout.startswith(f"{out}: 4 steps, ")
+    assert "held out: bits_per_byte" in result.stdout
+    assert "step 4/4" in result.stderr  # plain lines where there is no terminal
+    assert load_run(out).recipe.train.seed == 3
+    assert "holds a run already" in refused("train", recipe, "-o", out)
+    ok("train", recipe, "-o", out, "--resume", "--seed", 3, "--set", "train.steps=6")
+    assert load_run(out).step == 6
+    assert ok("train", "-o", out, "--resume").stdout.startswith(f"{out}: 6 steps, ")
+
+
+def test_train_from_a_checkpoint(recipe: str, trained: Path, tmp_path: Path) -> None:
+    ok("train", recipe, "-o", tmp_path / "run", "--from", trained, "--set", "train.lr=1e-30", "--set", "train.steps=1")
+    before, after = load_run(trained).model, load_run(tmp_path / "run").model
+    for (name, a), b in zip(before.named_parameters(), after.parameters(), strict=True):
+        assert a.equal(b), name
+    assert "no such folder. Did you mean" in refused("train", recipe, "-o", tmp_path / "b", "--from", tmp_path / "rum")
+
+
+def test_ctrl_c_saves_and_says_what(recipe: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "hybridtf", "train", recipe, "-o", str(out), "--set", "train.steps=100000"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as started:
+        assert started.stderr is not None
+        assert started.stderr.readline().startswith("step 2/100000")
+        started.send_signal(signal.SIGINT)
+        rest = started.stderr.read()
+        assert started.wait(timeout=60) == 130
+    latest = RunFolder(out).latest()
+    assert latest is not None
+    assert "Traceback" not in rest
+    assert rest.splitlines()[-1].startswith(f"hybridtf: interrupted after step {int(latest.name[5:])}; saved {latest}")
+
+
+def test_a_run_that_diverges_is_exit_code_one(recipe: str, tmp_path: Path) -> None:
+    result = run("train", recipe, "-o", tmp_path / "run", "--set", "train.lr=1e30")
+    assert result.exit_code == 1
+    assert "is not finite" in result.stderr.splitlines()[-1]
+    assert str(tmp_path / "run" / "checkpoints") in result.stderr
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(recipe: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    ok("train", recipe, "-o", out)
+    before = sorted(path.name for path in (out / "checkpoints").iterdir())
+
+    def little_room() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then a write beyond the limit fails as on a full disk
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    done = process("train", recipe, "-o", out, "--resume", "--set", "train.steps=8", preexec_fn=little_room)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("hybridtf:")]
+    assert (done.returncode, len(errors)) == (2, 1), done.stderr
+    assert "could not be written" in errors[0]
+    assert "Traceback" not in done.stderr
+    assert load_run(out).step == 4
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == before
+
+
+def test_an_empty_corpus(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    file = write_recipe(tmp_path, "bad", (str(tmp_path / "texts"), str(tmp_path / "empty")))
+    error = refused("train", file, "-o", tmp_path / "run")
+    assert str(tmp_path / "empty") in error
+
+
+def test_devices(recipe: str, tmp_path: Path) -> None:
+    assert "is no device; allowed are cpu, cuda and cuda:N" in refused(
+        "train", recipe, "-o", tmp_path, "--device", "cpuu"
+    )
+    assert "there are " in refused("train", recipe, "-o", tmp_path, "--device", "cuda:99")
+    assert "allowed are cpu, cuda and cuda:N" in refused("train", recipe, "-o", tmp_path, "--device", "meta")
+
+
+def test_a_recipe_without_what_training_needs() -> None:
+    assert "train: the recipe has no section [train]" in refused("train", "smoke/mamba2", "-o", "/nonexistent/run")
+
+
+# -- eval --------------------------------------------------------------------------------------------------------------
+
+
+def test_eval_gives_a_record_and_a_table(trained: Path, tmp_path: Path) -> None:
+    record = as_json("eval", trained, "-o", tmp_path / "records.jsonl")
+    assert record == read_records(tmp_path / "records.jsonl")[0]
+    assert (record["kind"], record["metric"]) == ("quality", "bits_per_byte")
+    result = ok("eval", trained)
+    assert f"{record['value']:.4f}" in result.stdout
+    for name, value in record["baselines"].items():
+        assert f"{value:.4f}" in next(line for line in result.stdout.splitlines() if line.startswith(name))
+
+
+def test_eval_at_another_length_and_step(trained: Path) -> None:
+    record = as_json("eval", trained, "--seq-len", 8, "--max-tokens", 40, "--step", 4)
+    assert (record["seq_len"], record["n_tokens"] <= 40) == (8, True)
+    assert "has no checkpoint of step 3. Steps: " in refused("eval", trained, "--step", 3)
+
+
+def test_a_corrupt_checkpoint(recipe: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    ok("train", recipe, "-o", out)
+    weights = RunFolder(out).checkpoint() / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    for command in (
+        ["eval", out],
+        ["generate", out],
+        ["bench", "extrapolation", out],
+        ["train", "-o", out, "--resume"],
+    ):
+        assert str(weights) in refused(*command)
+
+
+def test_what_is_no_run(tmp_path: Path) -> None:
+    assert "demo/hybrid: is a recipe, and a run is needed; train it first: hybridtf train" in refused(
+        "eval", "demo/hybrid"
+    )
+    assert "is no run, checkpoint or model folder" in refused("eval", tmp_path)
+    assert "no such folder" in refused("generate", tmp_path / "none")
+
+
+# -- generate ----------------------------------------------------------------------------------------------------------
+
+
+def test_generate_streams_what_json_says(trained: Path) -> None:
+    options = ["generate", trained, "--prompt", "the état", "-n", 30, "--seed", 5, "--top-k", 40, "--top-p", 0.9]
+    found = as_json(*options)
+    assert ok(*options).stdout == found["text"] + "\n"
+    assert (found["prompt"], found["ended_by"], len(found["tokens"])) == ("the état", "length", 30)
+    assert bytes(found["tokens"]).decode("utf-8", "replace") == found["text"]
+    assert as_json(*options[:-6], "--temperature", 0) == as_json(*options[:-6], "--temperature", 0)
+
+
+def test_the_prompt_from_a_file_and_from_a_pipe(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_text("the people")
+    wanted = ok("generate", trained, "-n", 12, "--prompt", "the people").stdout
+    assert ok("generate", trained, "-n", 12, "--prompt-file", tmp_path / "prompt.txt").stdout == wanted
+    assert ok("generate", trained, "-n", 12, stdin="the people").stdout == wanted
+    assert ok("generate", trained, "-n", 12).stdout == ok("generate", trained, "-n", 12, "--prompt", "").stdout
+
+
+def test_stop_texts_are_not_shown(trained: Path) -> None:
+    whole = as_json("generate", trained, "-n", 40)["text"]
+    stop = whole[10:13]
+    cut = whole.index(stop)
+    found = as_json("generate", trained, "-n", 40, "--stop", stop)
+    assert (found["text"], found["ended_by"]) == (whole[:cut], "stop")
+    assert ok("generate", trained, "-n", 40, "--stop", stop).stdout == whole[:cut] + "\n"
+    assert ok("generate", trained, "-n", 40, "--stop", "never drawn ☃").stdout == whole + "\n"
+
+
+def test_a_possible_beginning_of_a_stop_is_held_back() -> None:
+    assert [_held(text, ("END", "NO")) for text in ("", "a", "aE", "aEN", "N", "EN N")] == [0, 0, 1, 2, 1, 1]
+    assert [_cut(text, ("END", "NO")) for text in ("aEN", "aEND", "xNOEND", "")] == [None, 1, 1, None]
+    assert _cut("a", ("",)) is None
+
+
+def test_a_prompt_that_is_no_text(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"ab\xff")
+    assert (
+        refused("generate", trained, "--prompt-file", tmp_path / "bytes")
+        == "the prompt is not UTF-8 text: byte 2 is 0xff"
+    )
+    assert "cannot be read" in refused("generate", trained, "--prompt-file", tmp_path / "none")
+    assert "give --prompt or --prompt-file, not both" in refused(
+        "generate", trained, "--prompt", "a", "--prompt-file", "b"
+    )
+
+
+def test_options_that_contradict(trained: Path) -> None:
+    assert (
+        refused("generate", trained, "--top-k", 3, "--temperature", 0) == "top_k and top_p need a temperature above 0"
+    )
+    assert refused("generate", trained, "--top-p", 0) == "top_p: input should be greater than 0"
+
+
+def test_a_prompt_longer_than_a_learned_position_table(tmp_path: Path) -> None:
+    stem = 'stem = { type = "token_embedding", position = { type = "learned" } }'
+    recipe = write_recipe(tmp_path, "learned", ("max_seq_len = 32", f"max_seq_len = 32\n{stem}"))
+    ok("train", recipe, "-o", tmp_path / "run")
+    assert ok("generate", tmp_path / "run", "--prompt", "short", "-n", 3).stdout
+    error = refused("generate", tmp_path / "run", "--prompt", "x" * 40)
+    assert "32" in error
+
+
+def test_text_survives_a_terminal_without_utf8(trained: Path) -> None:
+    command = [sys.executable, "-m", "hybridtf", "generate", str(trained), "-n", "20", "--seed", "5"]
+    done = subprocess.run(
+        command, capture_output=True, check=False, timeout=120, stdin=subprocess.DEVNULL,
+        env=environment(PYTHONIOENCODING="ascii", PYTHONUTF8="0"),
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode("ascii")
+
+
+def test_json_is_alone_on_stdout_in_a_process(trained: Path) -> None:
+    done = process("eval", trained, "--json", stdin=subprocess.DEVNULL)
+    assert json.loads(done.stdout)["kind"] == "quality"
+    assert os.path.isdir(trained)
+
+
+@pytest.mark.parametrize("form", ["NO_COLOR", "TERM"])
+def test_colour_is_never_forced(recipe: str, form: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hybridtf", "show", recipe], capture_output=True, text=True, check=False, timeout=120,
+        env=environment(**{form: "1" if form == "NO_COLOR" else "dumb"}),
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout

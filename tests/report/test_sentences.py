@@ -1,0 +1,56 @@
+"""Sentences say what the records say, and no more."""
+
+from hybridtf.report.evidence import gather
+from hybridtf.report.sentences import sentences
+from tests.report import sample
+
+
+def said(records: list[dict]) -> dict[str, str]:
+    return dict(sentences(gather(records)))
+
+
+def test_the_lowest_and_a_difference_that_is_one() -> None:
+    text = said(sample.records())
+    assert text["hybrid-3m1a"].startswith(
+        "has the lowest held-out bits per byte, 2.131 (95 % interval 2.101 to 2.161), 1.3 below the bigram model's 3.39"
+        "; the difference from mamba2 (0.11 higher) is larger than the intervals"
+    )
+    assert "lowest" not in text["attention"]
+    assert "at 16 times the trained length it gets worse (2.284 to 4.364)" in text["attention"]
+    assert "it trains at 11\u202f930 tokens/s, the fastest" in text["attention"]
+    assert "its state stays at 586\u202fkB whatever the length" in text["mamba2"]
+    assert "its state grows from 4.19\u202fMB at 1024 tokens to 268\u202fMB at 65536 tokens" in text["attention"]
+
+
+def test_a_difference_within_the_intervals() -> None:
+    close = sample.quality("attention", shift=-0.03)
+    text = said([close, sample.quality("mamba2")])
+    for label in ("attention", "mamba2"):
+        assert "smaller than the intervals, so the two cannot be told apart" in text[label]
+
+
+def test_without_intervals_nothing_is_claimed() -> None:
+    records = [{**sample.quality(name), "interval": None} for name in ("attention", "mamba2")]
+    assert "nothing says whether the difference" in said(records)["attention"]
+
+
+def test_worse_than_the_bigram() -> None:
+    assert "0.85 above the bigram model's 3.39" in said([sample.quality("mamba2", shift=2.0)])["mamba2"]
+
+
+def test_alone_it_is_not_the_lowest_of_anything() -> None:
+    text = said([sample.quality("mamba2"), sample.speed("mamba2", "train")])["mamba2"]
+    assert "lowest" not in text
+    assert "fastest" not in text
+    assert "difference" not in text
+
+
+def test_what_is_missing_is_not_spoken_of() -> None:
+    text = said([sample.memory("mamba2")])["mamba2"]
+    assert text == "was not scored in bits per byte on held-out text."
+
+
+def test_a_failed_training_comes_first() -> None:
+    record = {**sample.train("mamba2"), "failed": "the loss was not finite at step 12"}
+    text = said([record, sample.quality("mamba2")])["mamba2"]
+    assert text.startswith("its training with seed 0 ended early (the loss was not finite at step 12); reaches")

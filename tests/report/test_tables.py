@@ -1,0 +1,159 @@
+"""Tables against numbers worked out by hand."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from hybridtf.report import compare_table, numbers
+from hybridtf.report.detail_tables import extrapolation_table, memory_table, quality_table, speed_table
+from hybridtf.report.evidence import gather
+from tests.report import sample
+
+THIN = numbers.THIN
+
+
+def printed(records: list[dict], width: int) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width).print(compare_table(records).to_rich())
+    return out.getvalue()
+
+
+def test_plain_rows() -> None:
+    rows = compare_table(sample.records()).to_rows()
+    assert [row["recipe"] for row in rows] == ["attention", "mamba2", "hybrid-3m1a"]
+    row = rows[0]
+    assert row["n_params"] == 6_290_009
+    assert row["n_seeds"] == 1
+    assert row["bits_per_byte"] == 2.284
+    assert (row["bits_per_byte_low"], row["bits_per_byte_high"]) == pytest.approx((2.253, 2.315))
+    assert row["bigram_bits_per_byte"] == 3.391
+    assert row["train_tokens_per_s"] == 11_930.0
+    assert row["decode_tokens_per_s"] == 402.0
+    assert row["peak_train_bytes"] == 210_000_000 + 3 * 25_160_000 + 9_000_000
+    assert row["state_bytes_1024"] == 4096 * 1024 + 64
+    assert row["state_bytes_65536"] == 4096 * 65536 + 64
+    assert row["bits_per_byte_1x"] == 2.284
+    assert row["bits_per_byte_4x"] == pytest.approx(2.284 + 2 * 0.52)
+    assert row["bits_per_byte_16x"] == pytest.approx(2.284 + 4 * 0.52)
+    assert json.loads(json.dumps(rows)) == rows
+
+
+def test_markdown_has_units_in_heads_and_digits_by_the_interval() -> None:
+    text = compare_table(sample.records()).to_markdown()
+    head, _, first, second, _ = text.split("\n")[:5]
+    assert head.split(" | ")[5:10] == [
+        "training (tokens/s)", "decode (tokens/s)", "peak training memory (MB)",
+        "state at 1k tokens (MB)", "state at 64k tokens (MB)",
+    ]
+    # the narrowest spread of a column rounds all of it: 0.029 of a bit leaves three decimals, 142 tokens/s leave tens
+    assert [cell.strip() for cell in first.strip("| ").split(" | ")] == [
+        "attention", "6.29", "1", "2.284 (2.253\u20132.315)", "3.39", f"11{THIN}930", "402", "294", "4.19", "268",
+        "2.284", "3.324", "4.364",
+    ]
+    assert second.startswith("| mamba2 | 6.29 | 1 | 2.243 ")
+    assert "1 kB = 1000 bytes" in text
+    assert "batch 8 x 512 tokens" in text
+
+
+@pytest.mark.parametrize("width", [100, 120])
+def test_terminal_table_fits(width: int) -> None:
+    text = printed(sample.records(), width)
+    rows = [line.rstrip() for line in text.splitlines()]
+    assert max(map(len, rows)) <= width
+    assert max(len(row) for row in rows if row.startswith(("\u2500", "attention", "mamba2", "hybrid"))) <= 100
+    names = ("attention", "mamba2", "hybrid-3m1a")
+    for word in (*names, "2.284", "2.253\u20132.315", f"11{THIN}930", "4.364", "2.251", "268", "67.5"):
+        assert word in text, word
+
+
+def test_missing_is_not_measured_and_never_zero() -> None:
+    records = [r for r in sample.records() if not (r["recipe"] == "mamba2" and r["kind"] in ("speed", "model"))]
+    table = compare_table(records)
+    row = table.to_rows()[1]
+    assert row["train_tokens_per_s"] is None
+    assert row["state_bytes_1024"] is None
+    assert row["train_tokens_per_s_seeds"] == 0
+    assert table.to_markdown().split("\n")[3].count("not measured") == 4
+    assert "measured" in printed(records, 120)
+
+
+def test_seeds_of_records_without_a_score() -> None:
+    records = [sample.train("mamba2", seed) for seed in (0, 1)]
+    assert compare_table(records).to_rows()[0]["n_seeds"] == 2
+
+
+def test_columns_that_nobody_measured_are_named_below() -> None:
+    text = printed([sample.quality("mamba2")], 100)
+    assert "Not measured:" in text
+    assert "decode" in text
+    assert "2.243" in text
+
+
+def test_a_true_zero_is_shown_as_zero() -> None:
+    record = sample.model("mamba2")
+    for size in record["state_bytes"].values():
+        size["used"] = 0
+    table = compare_table([record])
+    assert table.to_rows()[0]["state_bytes_1024"] == 0
+    assert table.text(table.rows[0], next(c for c in table.columns if c.key == "state_bytes_1024")) == "0"
+
+
+def test_several_seeds() -> None:
+    records = [sample.quality("mamba2", seed, shift) for seed, shift in ((0, -0.3), (1, 0.0), (2, 0.3))]
+    table = compare_table(records)
+    row = table.to_rows()[0]
+    assert row["n_seeds"] == row["bits_per_byte_seeds"] == 3
+    assert row["bits_per_byte"] == pytest.approx(2.243)
+    half = 4.303 * 0.3 / 3**0.5
+    assert row["bits_per_byte_high"] == pytest.approx(2.243 + half)
+    assert "2.2 (1.5\u20133.0)" in table.to_markdown()
+
+
+def test_names_are_inert_in_markdown_and_in_the_terminal() -> None:
+    record = {**sample.quality("mamba2"), "recipe": "a|b\n<img src=x> [bold]c[/bold] `d`"}
+    text = compare_table([record]).to_markdown()
+    assert len(text.split("\n")[2].replace("\\|", "").split("|")) == len(text.split("\n")[0].split("|"))
+    assert "\\<img" in text
+    assert "[bold]" in printed([record], 120).replace("\n", "") or "[bol" in printed([record], 120)
+
+
+def test_no_records() -> None:
+    table = compare_table([])
+    assert table.to_rows() == []
+    assert "Comparison" in printed([], 100)
+
+
+def test_detail_tables() -> None:
+    evidence = gather(sample.records())
+    speeds = speed_table(evidence).to_rows()
+    assert len(speeds) == 3 * 6
+    train = next(row for row in speeds if row["recipe"] == "attention" and row["phase"] == "train")
+    assert train["matrix_share"] == pytest.approx(100 * 11_930 * 6 * 6.29e6 / 9.1e10)
+    assert (train["batch_size"], train["length"]) == (8, 512)
+    memory = memory_table(evidence).to_rows()
+    assert memory[0]["longest"] == f"3{THIN}391 tokens in 2.00{THIN}GB"
+    assert memory[1]["state"] == 0
+    assert [row["n_documents"] for row in quality_table(evidence).to_rows()] == [25, 25, 25]
+    assert extrapolation_table(evidence).to_rows()[0]["bits_per_byte_8x"] == pytest.approx(2.284 + 3 * 0.52)
+
+
+@pytest.mark.parametrize(
+    ("value", "half", "text"),
+    [
+        (2.28449, 0.031, "2.284"), (2.28449, 0.041, "2.28"), (2.28449, None, "2.28"), (12345.6, 179.0, f"12{THIN}350"),
+        (12345.6, 800.0, f"12{THIN}300"), (0.0, None, "0"), (0.000123456, None, "0.000123"),
+        (5.0, 0.0, "5.00"),
+    ],
+)  # fmt: skip
+def test_digits(value: float, half: float | None, text: str) -> None:
+    assert numbers.digits(value, half) == text
+
+
+def test_units() -> None:
+    assert numbers.in_bytes(999) == f"999{THIN}B"
+    assert numbers.in_bytes(1000) == f"1.00{THIN}kB"
+    assert numbers.in_bytes(67_548_264) == f"67.5{THIN}MB"
+    assert numbers.byte_unit([10.0, 2e9]) == ("GB", 1e9)
+    assert numbers.byte_unit([]) == ("B", 1.0)

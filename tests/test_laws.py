@@ -1,0 +1,86 @@
+"""Everything that is registered keeps the laws of its contract: the kit over the registries, without a table."""
+
+from __future__ import annotations
+
+import pytest
+
+from hybridtf.core import ComponentConfig, ConfigError, Kernel, KernelError, active
+from hybridtf.testing import (
+    NotApplicableError,
+    Subject,
+    check_kernel,
+    laws_for,
+    option_variants,
+    preset_config,
+    run_checks,
+    run_law,
+)
+from hybridtf.testing.laws_outside import check_compile
+
+LAWS_OF_VARIANTS = ("cut", "segment", "gradients", "crop", "lora")
+
+
+def _components() -> list[tuple[str, str]]:
+    return [(kind, name) for kind, registry in active().by_kind.items() for name in registry.names()]
+
+
+def _config(kind: str, name: str) -> ComponentConfig:
+    registry = active()[kind]
+    return preset_config(kind, name) if name in registry.presets() else registry.get(name).tiny()
+
+
+LAWS = [(kind, name, law) for kind, name in _components() for law in laws_for(kind)]
+
+
+@pytest.mark.parametrize(("kind", "name", "law"), LAWS, ids=[f"{kind}-{name}-{law}" for kind, name, law in LAWS])
+def test_law(kind: str, name: str, law: str) -> None:
+    try:
+        run_law(Subject(kind, _config(kind, name)), law)
+    except NotApplicableError as reason:
+        pytest.skip(str(reason))
+
+
+def _variants() -> list[tuple[str, str, str, ComponentConfig]]:
+    found = []
+    for kind in ("mixers", "channel_mixers", "blocks", "stems"):
+        for name, config_cls in active()[kind].configs().items():
+            found += [(kind, name, option, config) for option, config in option_variants(config_cls.tiny())]
+    return found
+
+
+VARIANTS = _variants()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "name", "option", "config"), VARIANTS, ids=[f"{k}-{n}-{o}" for k, n, o, _ in VARIANTS]
+)
+def test_one_option_away_from_its_default(kind: str, name: str, option: str, config: ComponentConfig) -> None:
+    try:
+        Subject(kind, config).build_plain()
+    except (ConfigError, KernelError) as error:
+        pytest.skip(f"cannot be built with {option} alone: {error}")
+    laws = [law for law in LAWS_OF_VARIANTS if law in laws_for(kind)]
+    failed = [r for r in run_checks(kind, config, laws) if not r.ok]
+    assert not failed, "\n".join(f"{r.law}: {r.message}" for r in failed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["attention", "mamba2"])
+def test_inductor_agrees_with_eager(name: str) -> None:
+    check_compile(Subject("mixers", active()["mixers"].get(name).tiny()), backend="inductor")
+
+
+KERNELS = [kernel for op in active().kernels.ops() for kernel in active().kernels.of(op)]
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: f"{k.op}-{k.name}")
+def test_kernel(kernel: Kernel) -> None:
+    try:
+        check_kernel(kernel)
+    except NotApplicableError as reason:
+        pytest.skip(str(reason))
+
+
+def test_nothing_failed_to_register() -> None:
+    assert active().failures == {}

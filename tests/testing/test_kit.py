@@ -1,0 +1,219 @@
+"""The kit itself: exact doubles pass every law, and each broken variant is caught by the law it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, Self
+
+import pytest
+from pydantic import Field
+
+from hybridtf.core import BuildContext, Kernel, KernelRequest, Registries, UnknownNameError, active, always, using
+from hybridtf.testing import (
+    LAW_CHECKS,
+    CheckResult,
+    ContractError,
+    NotApplicableError,
+    Subject,
+    check_block,
+    check_channel_mixer,
+    check_config,
+    check_kernel,
+    check_mixer,
+    check_norm,
+    doubles,
+    laws_for,
+    run_checks,
+    run_law,
+)
+from tests.testing.broken import BROKEN, MIXERS, WRONG, BatchNormConfig, BrokenConfig, load_wrong
+
+
+@pytest.fixture(autouse=True)
+def registries() -> Iterator[Registries]:
+    chosen = doubles.registries()
+    chosen["mixers"].add(BrokenConfig, "tests")
+    chosen.kernels.add(WRONG)
+    with using(chosen):
+        yield chosen
+
+
+@pytest.mark.parametrize("config", doubles.CONFIGS, ids=lambda c: c.type_name())
+def test_doubles_keep_every_law(config: Any, registries: Registries) -> None:
+    # The wrong kernel is a kernel like any other: the kit would find it through the honest double.
+    del registries.kernels._kernels["double_ema"]["wrong"]
+    for result in run_checks(config.kind, config.tiny()):
+        assert result.ok, f"{result.law}: {result.message}"
+
+
+def test_every_broken_variant_is_listed() -> None:
+    assert set(MIXERS) - set(BROKEN) == {"Honest", "EmaParts"}
+
+
+@pytest.mark.parametrize("variant", BROKEN)
+def test_broken_variant_is_caught(variant: str) -> None:
+    law, message = BROKEN[variant]
+    (result,) = run_checks("mixers", BrokenConfig(variant=variant), [law])
+    assert not result.ok
+    assert message in result.message
+
+
+@pytest.mark.parametrize("law", sorted({law for law, _ in BROKEN.values()} - {"kernels"}))
+def test_the_same_laws_pass_an_honest_mixer(law: str) -> None:
+    (result,) = run_checks("mixers", BrokenConfig(), [law])
+    assert result.ok, result.message
+
+
+def test_a_norm_over_tokens_is_caught() -> None:
+    with pytest.raises(ContractError, match="per_token: token 0 alone differs"):
+        check_norm(BatchNormConfig(), laws=["per_token"])
+
+
+def test_the_error_lists_every_broken_law() -> None:
+    with pytest.raises(ContractError, match=r"mixers/broken breaks 2 laws[\s\S]*segment: [\s\S]*crop: "):
+        check_mixer(BrokenConfig(variant="IgnoresSegments"), laws=["shape", "segment", "crop"])
+
+
+def test_a_result_says_what_when_and_why() -> None:
+    results = run_checks("mixers", doubles.EdgesConfig.tiny(), ["shape", "crop"])
+    assert [(r.component, r.law, r.ok, r.skipped) for r in results] == [
+        ("mixers/double_edges", "shape", True, False), ("mixers/double_edges", "crop", True, True),
+    ]
+    assert results[1].message == "has no state"
+    assert all(isinstance(r, CheckResult) and r.seconds >= 0 for r in results)
+
+
+def test_a_declared_law_is_skipped_where_it_is_truly_broken() -> None:
+    class CannotCrop(MIXERS["IgnoresKeep"]):  # type: ignore[misc]
+        cannot = {"crop": "no snapshots"}  # noqa: RUF012
+
+    MIXERS["CannotCrop"] = CannotCrop
+    try:
+        (result,) = run_checks("mixers", BrokenConfig(variant="CannotCrop"), ["crop"])
+    finally:
+        del MIXERS["CannotCrop"]
+    assert result.ok
+    assert result.skipped
+    assert result.message == "declared: cannot crop (no snapshots)"
+
+
+def test_an_unknown_law_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match=r"no law named 'segments'\. Did you mean 'segment'"):
+        run_law(Subject("mixers", doubles.EmaConfig.tiny()), "segments")
+
+
+def test_laws_of_each_kind() -> None:
+    assert laws_for("tasks") == ("config",)
+    assert "cut" not in laws_for("norms")
+    assert "per_token" in laws_for("heads")
+    assert set(laws_for("mixers")) == set(LAW_CHECKS) - {"per_token"}
+
+
+def test_named_checks_run_their_kind() -> None:
+    check_mixer(doubles.SumConfig.tiny(), laws=["shape", "gradients"], d_model=6, seed=3)
+    check_channel_mixer(doubles.ShiftConfig.tiny(), laws=["cut"])
+    check_block(doubles.DoubleBlockConfig(mixer=doubles.WindowConfig(window=2)), laws=["cut", "segment", "crop"])
+
+
+def test_a_block_carries_edges_losses_and_context() -> None:
+    for mixer in (doubles.EdgesConfig(), doubles.CrossConfig()):
+        block = doubles.DoubleBlockConfig(mixer=mixer)
+        check_block(block, laws=["shape", "cut", "segment", "gradients", "mesh", "causal"])
+
+
+# -- configs ---------------------------------------------------------------------------------------------------------
+
+
+class LosesOptionConfig(doubles.WindowConfig):
+    type: Literal["loses"] = "loses"  # type: ignore[assignment]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {k: v for k, v in super().to_dict().items() if k != "window"}
+
+
+class HiddenNoneConfig(doubles.SumConfig):
+    type: Literal["hidden"] = "hidden"  # type: ignore[assignment]
+    width: int | None = 4
+
+
+class UnguessableConfig(doubles.SumConfig):
+    type: Literal["unguessable"] = "unguessable"  # type: ignore[assignment]
+    table: str = Field(default="z00000", pattern=r"^z\d{5}$")
+
+
+class WrongTinyConfig(doubles.SumConfig):
+    type: Literal["wrong_tiny"] = "wrong_tiny"  # type: ignore[assignment]
+
+    @classmethod
+    def tiny(cls) -> Self:
+        return doubles.SumConfig()  # type: ignore[return-value]
+
+    def build(self, ctx: BuildContext) -> doubles.SumMixer:
+        return doubles.SumMixer(ctx)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (LosesOptionConfig, r"option 'window': written down and read back, \['window'\] changed"),
+        (HiddenNoneConfig, "option 'width' has a default and allows None"),
+        (UnguessableConfig, r"option 'table': give it Field\(examples="),
+        (WrongTinyConfig, r"tiny\(\) gives a SumConfig"),
+    ],
+)
+def test_broken_configs_are_caught(config: Any, message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        check_config(config)
+
+
+def test_configs_of_the_doubles() -> None:
+    for config in doubles.CONFIGS:
+        check_config(config)
+
+
+# -- kernels ---------------------------------------------------------------------------------------------------------
+
+
+def test_kernels_of_the_doubles(registries: Registries) -> None:
+    for name in ("reference", "matrix"):
+        check_kernel(registries.kernels.get("double_ema", name))
+
+
+def test_a_wrong_kernel_is_caught_through_a_mixer() -> None:
+    with pytest.raises(ContractError, match="kernel 'wrong' and the reference differ"):
+        check_kernel(active().kernels.get("double_ema", "wrong"))
+
+
+def _vague(request: KernelRequest) -> Any:
+    return False
+
+
+def _gpu_only(request: KernelRequest) -> str | None:
+    return None if request.device.type == "cuda" else "needs a CUDA device"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        (Kernel("double_ema", "auto", 1, always, load_wrong), "'auto' cannot be the name"),
+        (Kernel("double_ema", "vague", 1, _vague, load_wrong), "a reason or None, got False"),
+        (Kernel("double_ema", "local", 1, lambda request: None, load_wrong), "cannot be pickled"),
+    ],
+)
+def test_broken_kernel_records_are_caught(kernel: Kernel, message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        check_kernel(kernel)
+
+
+def test_an_op_needs_a_reference(registries: Registries) -> None:
+    kernel = Kernel("lonely", "fast", 1, always, load_wrong)
+    registries.kernels.add(kernel)
+    with pytest.raises(ContractError, match="no kernel named 'reference'"):
+        check_kernel(kernel)
+
+
+def test_a_kernel_for_other_devices_is_not_judged_here(registries: Registries) -> None:
+    kernel = Kernel("double_ema", "gpu", 1, _gpu_only, load_wrong)
+    registries.kernels.add(kernel)
+    with pytest.raises(NotApplicableError, match="cannot run on a CPU"):
+        check_kernel(kernel)

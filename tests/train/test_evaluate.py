@@ -1,0 +1,172 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hybridtf.core import ConfigError, NonFiniteError
+from hybridtf.tasks import Batch, Totals
+from hybridtf.train import evaluate
+from tests.train.runs import build, recipe, task
+
+
+@pytest.fixture
+def parts(tmp_path):
+    made = recipe(tmp_path)
+    return build(made, torch.float64), task(made)
+
+
+def nats_of(model, inputs, targets):
+    with torch.no_grad():
+        logits = model(inputs[None]).logits[0]
+    return float(F.cross_entropy(logits, targets, reduction="sum"))
+
+
+def by_documents(model, side):
+    model.eval()
+    return {d.name: nats_of(model, d.inputs, d.targets) for d in side.eval_documents()}
+
+
+def by_windows(model, side, seq_len, stride):
+    model.eval()
+    out = {}
+    for d in side.eval_documents():
+        scored = {}
+        for k in range(len(d.targets)):
+            # Token t is scored by the first window that reaches it.
+            stop = min(seq_len + k * stride, len(d.targets))
+            start = max(stop - seq_len, 0)
+            with torch.no_grad():
+                logits = model(d.inputs[None, start:stop]).logits[0]
+            losses = F.cross_entropy(logits, d.targets[start:stop], reduction="none").tolist()
+            for t, nats in zip(range(start, stop), losses, strict=True):
+                scored.setdefault(t, nats)
+            if stop == len(d.targets):
+                break
+        out[d.name] = sum(scored.values())
+    return out
+
+
+@pytest.mark.parametrize(("batch_size", "seq_len"), [(1, 16), (2, 7), (3, 64), (5, 1), (2, 500)])
+def test_documents_with_carried_state(parts, batch_size, seq_len):
+    model, side = parts
+    result = evaluate(model, side, batch_size=batch_size, seq_len=seq_len, context="document")
+    expected = by_documents(model, side)
+    assert {s.name: s.totals.nats for s in result.by_document} == pytest.approx(expected, rel=1e-9)
+    assert result.nats == pytest.approx(sum(expected.values()), rel=1e-9)
+    assert result.n_tokens == result.n_bytes == sum(len(d.targets) for d in side.eval_documents())
+    assert result.complete
+
+
+@pytest.mark.parametrize(("batch_size", "seq_len", "stride"), [(2, 16, 8), (1, 13, 13), (3, 20, 3)])
+def test_windows(parts, batch_size, seq_len, stride):
+    model, side = parts
+    result = evaluate(model, side, batch_size=batch_size, seq_len=seq_len, stride=stride)
+    expected = by_windows(model, side, seq_len, stride)
+    assert {s.name: s.totals.nats for s in result.by_document} == pytest.approx(expected, rel=1e-9)
+    assert result.n_tokens == sum(len(d.targets) for d in side.eval_documents())
+
+
+def test_windows_agree_with_the_tasks_own_batches(parts):
+    model, side = parts
+    result = evaluate(model, side, batch_size=2, seq_len=16)
+    model.eval()
+    total = tokens = n_bytes = 0
+    for batch in side.eval_batches(2, 16):
+        with torch.no_grad():
+            total += float(model.loss(batch.inputs, batch.targets, batch.segments).total)
+        tokens, n_bytes = tokens + batch.n_tokens, n_bytes + batch.n_bytes
+    assert (result.n_tokens, result.n_bytes) == (tokens, n_bytes)
+    assert result.nats == pytest.approx(total, rel=1e-9)
+
+
+def test_the_measures_follow_from_the_sums(parts):
+    model, side = parts
+    result = evaluate(model, side, seq_len=32)
+    assert result.bits_per_byte == result.metrics["bits_per_byte"] == result.nats / math.log(2) / result.n_bytes
+    assert result.loss == result.nats / result.n_tokens
+    correct = 0
+    for d in side.eval_documents():
+        with torch.no_grad():
+            correct += int((model(d.inputs[None, :32]).logits[0].argmax(-1) == d.targets[:32]).sum())
+    short = evaluate(model, side, seq_len=32, max_tokens=32 * len(result.by_document))
+    assert short.totals.n_correct == correct
+
+
+@pytest.mark.parametrize("context", ["window", "document"])
+def test_a_cap_takes_the_start_of_every_document(parts, context):
+    model, side = parts
+    documents = list(side.eval_documents())
+    result = evaluate(model, side, seq_len=16, max_tokens=100, context=context)
+    each = 100 // len(documents)
+    assert [s.totals.n_tokens for s in result.by_document] == [each] * len(documents)
+    assert not result.complete
+    few = evaluate(model, side, seq_len=16, max_tokens=1, context=context)
+    assert [s.name for s in few.by_document] == [documents[0].name]
+    assert evaluate(model, side, seq_len=16, max_tokens=10**6, context=context).complete
+
+
+def test_the_model_is_left_as_it_was(parts):
+    model, side = parts
+    model.train()
+    first = evaluate(model, side, seq_len=16)
+    second = evaluate(model, side, seq_len=16)
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+    # Dropout is in the recipe: with it on, the two would differ.
+    assert first.nats == second.nats
+
+
+class Rows:
+    """A task without documents."""
+
+    name = "rows"
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(0)
+        self.batches = []
+        for _ in range(3):
+            ids = torch.randint(0, 257, (2, 6), generator=generator)
+            targets = torch.randint(0, 257, (2, 6), generator=generator)
+            targets[0, :4] = -100
+            self.batches.append(Batch(ids, targets, None, 8))
+
+    def eval_batches(self, batch_size, seq_len):
+        return iter(self.batches)
+
+    def metrics(self, totals: Totals):
+        return {"accuracy": totals.accuracy}
+
+
+def test_a_task_of_rows(parts):
+    model, side = parts[0].eval(), Rows()
+    result = evaluate(model, side)
+    with torch.no_grad():
+        expected = sum(float(model.loss(b.inputs, b.targets).total) for b in side.batches)
+    assert result.nats == pytest.approx(expected, rel=1e-9)
+    assert [s.totals.n_tokens for s in result.by_document] == [2, 6] * 3
+    capped = evaluate(model, side, max_tokens=17)
+    assert (capped.n_tokens, capped.complete) == (16, False)
+    with pytest.raises(ConfigError, match="the task 'rows' has no documents"):
+        evaluate(model, side, context="document")
+
+
+def test_wrong_sizes_are_refused(parts):
+    for options in ({"max_tokens": 0}, {"seq_len": 0}, {"batch_size": 0}, {"seq_len": 8, "stride": 9}, {"stride": 0}):
+        with pytest.raises(ConfigError):
+            evaluate(*parts, **options)
+
+
+def test_a_loss_that_is_not_finite_is_no_result(parts):
+    model, side = parts
+    with torch.no_grad():
+        model.final_norm.weight.fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match=r"the loss of .* is not finite"):
+        evaluate(model, side, seq_len=32)
+
+
+def test_progress_is_told(parts):
+    seen = []
+    result = evaluate(*parts, seq_len=16, batch_size=2, on_batch=seen.append)
+    assert seen == sorted(seen)
+    assert seen[-1] == result.n_tokens
