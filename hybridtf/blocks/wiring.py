@@ -114,8 +114,8 @@ class Wiring(Block):
         seen.state[name] = result[1]
         if result[0].shape != x.shape:
             raise PluginError(
-                f"{self.where}.{name}: {self.config_of(name).type_name()!r} returned shape {tuple(result[0].shape)} for an input "
-                f"of {tuple(x.shape)}; it must return the shape it was given"
+                f"{self.where}.{name}: {self.config_of(name).type_name()!r} returned shape {tuple(result[0].shape)} "
+                f"for an input of {tuple(x.shape)}; it must return the shape it was given"
             )
         y: Tensor = self.drop_path(self.dropout(result[0]))
         return y

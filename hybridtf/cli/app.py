@@ -31,6 +31,11 @@ def _refusals() -> tuple[type[Exception], ...]:
     return () if errors is None else (errors.HybridTFError,)
 
 
+def _out_of_memory() -> tuple[type[BaseException], ...]:
+    torch = sys.modules.get("torch")
+    return (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
+
+
 class Commands(TyperGroup):
     """The group of all commands, which turns exceptions into messages and exit codes."""
 
@@ -60,6 +65,9 @@ class Commands(TyperGroup):
             code = getattr(error, "exit_code", 2)
             say(str(error) if code == INTERRUPTED else f"error: {error}")
             raise typer.Exit(code) from None
+        except _out_of_memory() as error:
+            say(f"error: out of memory; a smaller batch or length may fit ({str(error).partition(chr(10))[0]})")
+            raise typer.Exit(1) from None
         return result
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hybridtf.cli.options import BatchSize, Device, Json, Limit, Records, Repeats, Set
-from hybridtf.cli.output import console, interruptible, print_json
+from hybridtf.cli.output import interruptible, print_json, print_measures
 from hybridtf.cli.sources import (
     choose_device,
     is_run,
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     from hybridtf.bench.records import Record
     from hybridtf.bench.subject import Subject
 
-Sources = Annotated[
-    list[str], typer.Argument(metavar="RECIPE_OR_RUN...", help="Recipe files or names, or run folders.")
-]
+Sources = Annotated[list[str], typer.Argument(metavar="RECIPE_OR_RUN...", help="Recipe files or names, or run folders.")]
 Against = Annotated[
     list[str] | None,
     typer.Option("--against", metavar="RECIPE_OR_RUN", help="Measure this beside the others, and compare with it."),
@@ -200,9 +198,7 @@ def _phase(phase: Phase) -> phases.Phase:
     return phase.value
 
 
-def _subjects(
-    sources: Sequence[str], overrides: Sequence[str] | None, device: str | None, dtype: Dtype
-) -> list[Subject]:
+def _subjects(sources: Sequence[str], overrides: Sequence[str] | None, device: str | None, dtype: Dtype) -> list[Subject]:
     import torch
 
     from hybridtf.bench.subject import Subject
@@ -226,4 +222,4 @@ def _finish(records: Sequence[Record], table: Any, output: Path | None, json: bo
     if json:
         print_json(table_json(made, records))
     else:
-        console().print(made.to_rich())
+        print_measures(made)

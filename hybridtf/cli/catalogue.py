@@ -10,7 +10,7 @@ import typer
 
 from hybridtf.cli.options import Json
 from hybridtf.cli.output import add_row, make_table, print_json, print_table, print_text, say
-from hybridtf.cli.sources import registries
+from hybridtf.cli.sources import kernels_of, registries
 
 if TYPE_CHECKING:
     from hybridtf.core import ComponentConfig, Registries
@@ -196,12 +196,13 @@ def plugins(json: Json = False) -> None:
     for kind, registry in found.by_kind.items():
         for name in registry.names():
             added.setdefault(registry.origin(name), {}).setdefault(kind, []).append(name)
+    for plugin, adds in added.items():
+        if kernels := kernels_of(plugin):
+            adds["kernels"] = [f"{kernel.op}/{kernel.name}" for kernel in kernels]
     if json:
         print_json(
             {
-                "plugins": {
-                    name: {"version": found.plugins.get(name, ""), "adds": adds} for name, adds in added.items()
-                },
+                "plugins": {name: {"version": found.plugins.get(name, ""), "adds": adds} for name, adds in added.items()},
                 "failures": dict(found.failures),
             }
         )
@@ -209,7 +210,7 @@ def plugins(json: Json = False) -> None:
     table = make_table("plugin", "version", "adds")
     for name, adds in added.items():
         words = [_adds(kind.replace("_", " "), names) for kind, names in adds.items()]
-        add_row(table, name, found.plugins.get(name, ""), "; ".join(words) or "kernels or recipes only")
+        add_row(table, name, found.plugins.get(name, ""), "; ".join(words) or "recipes only")
     print_table(table)
     if found.failures:
         _print_kind("failures", {name: {"reason": reason} for name, reason in found.failures.items()}, False)

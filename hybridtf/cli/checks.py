@@ -9,7 +9,7 @@ import typer
 
 from hybridtf.cli.options import Json, Set
 from hybridtf.cli.output import print_json, print_text, say
-from hybridtf.cli.sources import name_of, read_recipe, registries
+from hybridtf.cli.sources import kernels_of, name_of, read_recipe, registries
 
 if TYPE_CHECKING:
     from hybridtf.core import ComponentConfig, Kernel, Registries
@@ -107,23 +107,9 @@ def _of_plugin(found: Registries, plugin: str) -> tuple[list[Component], list[Ke
     if plugin not in found.plugins:
         raise PluginError(f"no plugin named {plugin!r}. {known_names(plugin, found.plugins)}")
     components = [
-        (kind, name)
-        for kind, registry in found.by_kind.items()
-        for name in registry.names()
-        if registry.origin(name) == plugin
+        (kind, name) for kind, registry in found.by_kind.items() for name in registry.names() if registry.origin(name) == plugin
     ]
-    return components, _kernels_of(plugin)
-
-
-def _kernels_of(plugin: str) -> list[Kernel]:
-    """Kernels are registered without their origin, so the plugin is asked itself."""
-    from hybridtf.core.registry import BUILT_IN
-    from hybridtf.plugins import make_plugin_manager
-
-    manager = make_plugin_manager()
-    names = manager.built_in if plugin == BUILT_IN else {plugin}
-    modules = [manager.get_plugin(name) for name in sorted(names)]
-    return [kernel for module in modules for kernel in getattr(module, "hybridtf_kernels", tuple)()]
+    return components, kernels_of(plugin)
 
 
 def _component(found: Registries, word: str) -> Component:
@@ -155,10 +141,15 @@ def _check_laws(components: Sequence[Component], kernels: Sequence[Kernel], json
 
 
 def _results(components: Sequence[Component], kernels: Sequence[Kernel]) -> Iterator[CheckResult]:
-    from hybridtf.testing import laws_for, run_checks
+    from hybridtf.testing import CheckResult, laws_for, run_checks
+    from hybridtf.testing.run import PLUGIN_FAULTS
 
     for kind, name in components:
-        config = _config(kind, name)
+        try:
+            config = _config(kind, name)
+        except PLUGIN_FAULTS as error:
+            yield CheckResult(f"{kind}.{name}", "tiny", False, f"{type(error).__name__}: {error}", 0.0)
+            continue
         for law in laws_for(kind):
             for result in run_checks(kind, config, [law]):
                 yield _renamed(result, kind, name)
@@ -184,8 +175,8 @@ def _renamed(result: CheckResult, kind: str, name: str) -> CheckResult:
 def _kernel_result(kernel: Kernel) -> CheckResult:
     import time
 
-    from hybridtf.core import HybridTFError
-    from hybridtf.testing import CheckResult, ContractError, NotApplicableError, check_kernel
+    from hybridtf.testing import CheckResult, NotApplicableError, check_kernel
+    from hybridtf.testing.run import PLUGIN_FAULTS
 
     name, started = f"kernels.{kernel.op}/{kernel.name}", time.perf_counter()
     ok, skipped, message = True, False, ""
@@ -193,6 +184,6 @@ def _kernel_result(kernel: Kernel) -> CheckResult:
         check_kernel(kernel)
     except NotApplicableError as reason:
         skipped, message = True, str(reason)
-    except (ContractError, HybridTFError) as error:
+    except PLUGIN_FAULTS as error:  # a broken law is one of them
         ok, message = False, str(error)
     return CheckResult(name, "kernel", ok, message, time.perf_counter() - started, skipped)

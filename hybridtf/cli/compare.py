@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hybridtf.cli.options import Device, Json, Limit, Recipes, Repeats, Set
-from hybridtf.cli.output import console, interruptible, print_json, say
+from hybridtf.cli.output import interruptible, print_json, print_measures, say
 from hybridtf.cli.sources import choose_device, name_of, parse_size, read_recipe, registries, table_json
 
 if TYPE_CHECKING:
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 RECORDS, REPORT = "records.jsonl", "report.html"
 
-Folder = Annotated[
-    Path, typer.Option("--output", "-o", metavar="DIR", help="Runs, records.jsonl and report.html go here.")
-]
+Folder = Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Runs, records.jsonl and report.html go here.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Train every recipe with so many seeds.")]
 Steps = Annotated[int | None, typer.Option("--steps", min=1, help="Optimizer steps, instead of the recipes' own.")]
 EvalTokens = Annotated[
@@ -106,11 +104,11 @@ def _print(records: Records, json: bool) -> None:
 
     table = compare_table(records)
     if records.skipped:
-        say(f"warning: {records.skipped} lines that are no whole records were left out")
+        say(f"warning: lines left out, since they are no whole records: {records.skipped}")
     if json:
         print_json(table_json(table, records))
     else:
-        console().print(table.to_rich())
+        print_measures(table)
 
 
 def _write_report(records: Sequence[Record], path: Path) -> Path | None:
@@ -145,9 +143,7 @@ def report(
         Path | None, typer.Option("--charts", metavar="DIR", help="Write every chart as SVG and PNG into this folder.")
     ] = None,
     title: Annotated[str | None, typer.Option("--title", help="The title of the page.")] = None,
-    skip_corrupt: Annotated[
-        bool, typer.Option("--skip-corrupt", help="Leave out lines that are no whole records.")
-    ] = False,
+    skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Leave out lines that are no whole records.")] = False,
     json: Json = False,
 ) -> None:
     """Turn records into a table, one HTML file, and charts."""

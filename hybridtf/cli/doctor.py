@@ -113,10 +113,7 @@ def _cells(kernel: Kernel, device: str) -> dict[str, dict[str, str | None]]:
     from hybridtf.core import DTYPES, PHASES, KernelRequest
 
     return {
-        phase: {
-            _word(dtype): kernel.why_not(KernelRequest(kernel.op, phase, dtype, torch.device(device)))
-            for dtype in DTYPES
-        }
+        phase: {_word(dtype): kernel.why_not(KernelRequest(kernel.op, phase, dtype, torch.device(device))) for dtype in DTYPES}
         for phase in PHASES
     }
 

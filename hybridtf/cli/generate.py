@@ -31,9 +31,7 @@ def generate(
     prompt_file: Annotated[
         Path | None, typer.Option("--prompt-file", metavar="FILE", help="Read the prompt from this file.")
     ] = None,
-    max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", "-n", min=1, help="At most so many new tokens.")
-    ] = 256,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1, help="At most so many new tokens.")] = 256,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0: always the likeliest token.")] = 0.8,
     top_k: Annotated[int | None, typer.Option("--top-k", min=1, help="Draw among the k likeliest tokens.")] = None,
     top_p: Annotated[
@@ -52,20 +50,16 @@ def generate(
 
     Only the new text is printed, as it is drawn. The prompt is read from stdin where none is given and stdin is piped.
     """
+    from hybridtf.models import GenerationConfig
+
     registries()
     text = _prompt(prompt, prompt_file)
     loaded = read_run(run, device, step)
     tokenizer = _tokenizer(loaded, run)
-    config = _config(
-        {
-            "max_new_tokens": max_new_tokens,
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "seed": seed,
-            "stop_tokens": (tokenizer.bos_id,),
-        }
-    )
+    config = GenerationConfig(
+        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+        stop_tokens=(tokenizer.bos_id,),
+    )  # fmt: skip
     with interruptible("nothing is saved by generate"):
         made = _draw(loaded.model, tokenizer, text, config, tuple(stop or ()), echo=not json)
     if json:
@@ -103,20 +97,6 @@ def _tokenizer(run: LoadedRun, name: str) -> Tokenizer:
         what = "its recipe has no section [task]" if task is None else f"its task {task.type_name()!r} is not text"
         raise DataError(f"{name}: {what}, so there is no tokenizer to read a prompt with")
     return make_tokenizer(tokenizer, getattr(task, "bos_token", None))
-
-
-def _config(options: dict[str, Any]) -> GenerationConfig:
-    from pydantic import ValidationError
-
-    from hybridtf.core import ConfigError
-    from hybridtf.models import GenerationConfig
-
-    try:
-        return GenerationConfig(**options)
-    except ValidationError as error:
-        faults = [(".".join(map(str, fault["loc"])), fault["msg"]) for fault in error.errors()]
-        words = [f"{where}: {text[0].lower()}{text[1:]}" if where else text for where, text in faults]
-        raise ConfigError("; ".join(words).removeprefix("Value error, ")) from None
 
 
 @dataclass

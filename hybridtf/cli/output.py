@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from hybridtf.report import Table as Measures
+
 UNBOUNDED = 10_000
 """Columns where there is no terminal to be filled."""
 
@@ -76,6 +78,25 @@ def print_table(table: Table) -> None:
     out = console()
     out.print(table, crop=False, no_wrap=not out.is_terminal, overflow="ignore" if not out.is_terminal else "fold")
     out.print()
+
+
+def print_measures(table: Measures) -> None:
+    """A table of measurements; where the terminal is too narrow for it, with a column a recipe instead of a row."""
+    from rich.measure import Measurement
+    from rich.text import Text
+
+    out, wide = console(), table.to_rich()
+    if Measurement.get(out, out.options.update(max_width=UNBOUNDED), wide).minimum <= out.width:
+        out.print(wide)
+        return
+    names, *columns = table.columns
+    heads = [table.text(row, names) for row in table.rows]
+    narrow = make_table("", *heads, title=table.title, right=tuple(heads))
+    for column in columns:
+        add_row(narrow, table.head(column), *(table.text(row, column) for row in table.rows))
+    print_table(narrow)
+    for note in table.notes:
+        out.print(Text(note))
 
 
 @contextmanager

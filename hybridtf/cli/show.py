@@ -161,7 +161,5 @@ def _states(sizes: dict[str, dict[str, int]]) -> Table:
     heads = ("tokens", "bytes", "growing", "ring", "fixed", "a token adds")
     table = make_table(*heads, title="state of one row, in float32", right=heads)
     for length, size in sizes.items():
-        add_row(
-            table, f"{int(length):,}", *(f"{size[key]:,}" for key in ("total", "growing", "ring", "fixed", "per_token"))
-        )
+        add_row(table, f"{int(length):,}", *(f"{size[key]:,}" for key in ("total", "growing", "ring", "fixed", "per_token")))
     return table

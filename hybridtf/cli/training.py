@@ -27,9 +27,7 @@ def train(
         Path | None,
         typer.Option("--from", metavar="CKPT", help="Start from the weights of this run, checkpoint or model folder."),
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in RUN from its newest checkpoint.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in RUN from its newest checkpoint.")] = False,
     set_: Set = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Shorthand for --set train.seed=N.")] = None,
     device: Device = None,

@@ -78,13 +78,14 @@ from hybridtf.core.states import (
 )
 
 __all__ = [
-    "DTYPES", "KINDS", "LAWS", "NO_DECAY", "PHASES", "Block", "BlockConfig", "BlockOutput", "BuildContext", "ChannelMixer",
-    "ChannelMixerConfig", "CheckpointError", "Component", "ComponentConfig", "ConfigError", "ConfigTable", "Context", "DataError", "Edges",
-    "Extras", "Fixed", "Growing", "Head", "HeadConfig", "HybridTFError", "Init", "Kernel", "KernelError", "KernelRequest",
-    "KernelSet", "Law", "LengthError", "Losses", "ModelConfig", "NonFiniteError", "Norm", "NormConfig", "OpKernel",
-    "ParamSpec", "Phase", "PluginError", "Position", "PositionConfig", "Preset", "RecipeError", "Registries", "Registry",
-    "Ring", "Role", "Segments", "SequenceMixer", "SequenceMixerConfig", "Stack", "State", "StateError", "StateLeaf", "Stem",
-    "StemConfig", "TaskConfig", "UnknownNameError", "active", "always", "component_schema", "crop", "debug_states", "detach",
-    "init", "init_parameters", "kernels_used", "known_names", "leaves", "map_state", "nearest", "param_specs", "raw_weight",
+    "DTYPES", "KINDS", "LAWS", "NO_DECAY", "PHASES", "Block", "BlockConfig", "BlockOutput", "BuildContext",
+    "ChannelMixer", "ChannelMixerConfig", "CheckpointError", "Component", "ComponentConfig", "ConfigError",
+    "ConfigTable", "Context", "DataError", "Edges", "Extras", "Fixed", "Growing", "Head", "HeadConfig", "HybridTFError",
+    "Init", "Kernel", "KernelError", "KernelRequest", "KernelSet", "Law", "LengthError", "Losses", "ModelConfig",
+    "NonFiniteError", "Norm", "NormConfig", "OpKernel", "ParamSpec", "Phase", "PluginError", "Position",
+    "PositionConfig", "Preset", "RecipeError", "Registries", "Registry", "Ring", "Role", "Segments", "SequenceMixer",
+    "SequenceMixerConfig", "Stack", "State", "StateError", "StateLeaf", "Stem", "StemConfig", "TaskConfig",
+    "UnknownNameError", "active", "always", "component_schema", "crop", "debug_states", "detach", "init",
+    "init_parameters", "kernels_used", "known_names", "leaves", "map_state", "nearest", "param_specs", "raw_weight",
     "reorder", "restore", "singular", "snapshot", "state_bytes", "state_lengths", "using", "with_history",
 ]

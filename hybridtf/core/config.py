@@ -311,7 +311,9 @@ def _is_union_tag(detail: ErrorDetails, place: int) -> bool:
     # type's name comes last, and not under these errors: there it is a key that somebody chose.
     part = detail["loc"][place]
     last = place == len(detail["loc"]) - 1 and detail["type"] not in ("value_error", "extra_forbidden", "missing")
-    return isinstance(part, str) and ("[" in part or part.startswith("constrained-") or (last and part in ("int", "float", "str", "bool", "none")))
+    if not isinstance(part, str):
+        return False
+    return "[" in part or part.startswith("constrained-") or (last and part in ("int", "float", "str", "bool", "none"))
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

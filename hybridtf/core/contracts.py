@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from jaxtyping import Float, Int
@@ -36,8 +37,8 @@ Losses: TypeAlias = Mapping[str, tuple[Tensor, Tensor]]
 class Extras(NamedTuple):
     """Third value of a component that writes edges or has losses of its own."""
 
-    edges: Edges = {}
-    losses: Losses = {}
+    edges: Edges = MappingProxyType({})
+    losses: Losses = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +101,7 @@ class SequenceMixer(_Part):
     def forward(
         self, x: Float[Tensor, "b t d"], *, segments: Segments | None = None, state: State | None = None,
         context: Context | None = None, keep: int = 0,
-    ) -> tuple[Tensor, State | None] | tuple[Tensor, State | None, Extras]: ...
+    ) -> tuple[Tensor, State | None] | tuple[Tensor, State | None, Extras]: ...  # and edges: Edges, where it reads some
 
 
 class ChannelMixer(_Part):

@@ -29,7 +29,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except OSError as error:
-        raise CheckpointError(f"{path}: could not be written ({error.strerror or error}); what was there is unchanged") from error
+        raise _refused(path, error) from error
     finally:
         if temporary is not None and temporary.exists():
             temporary.unlink()
@@ -61,10 +61,14 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         else:
             os.replace(temporary, path)
     except OSError as error:
-        raise CheckpointError(f"{path}: could not be written ({error.strerror or error}); what was there is unchanged") from error
+        raise _refused(path, error) from error
     finally:
         if temporary is not None and temporary.exists():
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _refused(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"{path}: could not be written ({error.strerror or error}); what was there is unchanged")
 
 
 def _sync(path: Path) -> None:

@@ -74,7 +74,8 @@ class Segments:
         extra = {"prefix_len": self.prefix_len, "global_tokens": self.global_tokens, **self.axes}
         for name, value in extra.items():
             if value is not None and value.shape != self.ids.shape:
-                raise ConfigError(f"segments.{name} must have the shape of ids {tuple(self.ids.shape)}; got {tuple(value.shape)}")
+                shape = tuple(self.ids.shape)
+                raise ConfigError(f"segments.{name} must have the shape of ids {shape}; got {tuple(value.shape)}")
 
     # -- constructors ------------------------------------------------------------------------------------------------
 

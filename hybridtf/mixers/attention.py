@@ -36,7 +36,10 @@ from hybridtf.ops.attention import AttentionMask
 
 
 class AttentionConfig(SequenceMixerConfig):
-    """Attention in all its plain forms. Presets: ``full_attention``, ``gqa``, ``mqa``, ``sliding_attention``, ``flash_attention``."""
+    """Attention in all its plain forms.
+
+    Presets: ``full_attention``, ``gqa``, ``mqa``, ``sliding_attention``, ``flash_attention``.
+    """
 
     type: Literal["attention"] = "attention"
     n_heads: int = Field(gt=0)
@@ -98,8 +101,8 @@ class Attention(SequenceMixer):
         self.out_proj = nn.Linear(inner, ctx.d_model, bias=config.out_bias, **ctx.factory)
         head = ctx.child("position", d_model=self.head_dim)
         if type(config.position).site not in ("qk", "any"):
-            site = type(config.position).site
-            raise head.error(f"{config.position.type_name()!r} is of site {site!r}, not of queries and keys: give it to the stem")
+            name, site = config.position.type_name(), type(config.position).site
+            raise head.error(f"{name!r} is of site {site!r}, not of queries and keys: give it to the stem")
         self.position = config.position.build(head)
         self.q_norm = None if config.qk_norm is None else config.qk_norm.build(head)
         self.k_norm = None if config.qk_norm is None else config.qk_norm.build(head)

@@ -20,7 +20,7 @@ from hybridtf.core import (
     Losses,
     Segments,
     State,
-    nearest,
+    known_names,
 )
 from hybridtf.models.pattern import print_pattern
 
@@ -101,7 +101,8 @@ def build_stack(
 ) -> Stack:
     """Build the layers and check what crosses them: every edge that a component reads needs an earlier writer.
 
-    ``context``: the model hands one to its layers. Raises :class:`ConfigError` for a block that no layer uses and for an edge that nobody wrote, naming the layer.
+    ``context``: the model hands one to its layers. Raises :class:`ConfigError` for a block that no layer uses, an edge that
+    nobody wrote, and a component that needs a context where there is none, naming the layer.
     """
     unused = sorted(set(blocks) - set(layers))
     if unused:
@@ -118,10 +119,9 @@ def build_stack(
                 )
             for edge in part.reads:
                 if edge not in written:
-                    hint = nearest(edge, written)
                     raise ConfigError(
-                        f"{ctx.where}.blocks.{name}.{part_name}: layer {i} reads the edge {edge!r}, which no earlier component "
-                        f"writes. {f'Did you mean {hint!r}? ' if hint else ''}Written before it: {', '.join(sorted(written)) or 'none'}"
+                        f"{ctx.where}.blocks.{name}.{part_name}: layer {i} reads the edge {edge!r}, which no earlier "
+                        f"component writes. {known_names(edge, written)}"
                     )
             written.update(part.writes)
     return stack

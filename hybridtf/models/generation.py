@@ -135,7 +135,8 @@ def _step(model: LanguageModel, tokens: Tensor, state: State) -> tuple[Tensor, S
 def choose(scores: Tensor, config: GenerationConfig, generators: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
     """Draw one token a row from scores (b vocab): tokens (b) and their log-probabilities (b), on the CPU.
 
-    Raises :class:`NonFiniteError` where scores are NaN or infinite. By inversion of the distribution function at one uniform number a row, so that a row's draw does not depend on others.
+    By inversion of the distribution function at one uniform number a row, so that a row's draw does not depend on others.
+    Raises :class:`NonFiniteError` where scores are NaN or infinite.
     """
     scores = scores.detach().to("cpu", torch.float64)
     bad = scores.isnan().any(-1) | scores.isposinf().any(-1)

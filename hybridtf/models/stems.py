@@ -47,7 +47,8 @@ class TokenEmbedding(Stem):
         super().__init__()
         self.scale = config.scale
         if type(config.position).site not in ("input", "any"):
-            raise ctx.error(f"position {config.position.type_name()!r} is of site {type(config.position).site!r}: give it to a mixer")
+            name, site = config.position.type_name(), type(config.position).site
+            raise ctx.error(f"position {name!r} is of site {site!r}: give it to a mixer")
         self.embedding = nn.Embedding(vocab_size, ctx.d_model, **ctx.factory)
         self.position = config.position.build(ctx.child("position"))
         self.dropout = nn.Dropout(config.dropout)

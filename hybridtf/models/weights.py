@@ -58,7 +58,8 @@ def assign_weights(model: nn.Module, tensors: dict[str, Tensor], *, where: str) 
     for name in sorted(own.keys() - tensors.keys()):
         faults.append(f"{name} is missing")
     for name in sorted(tensors.keys() - own.keys()):
-        faults.append(f"{name} is not in the model. {known_names(name, [n for n in own if n.split('.')[-1] == name.split('.')[-1]])}")
+        alike = [n for n in own if n.split(".")[-1] == name.split(".")[-1]]
+        faults.append(f"{name} is not in the model. {known_names(name, alike)}")
     for name in sorted(own.keys() & tensors.keys()):
         if own[name].shape != tensors[name].shape:
             faults.append(f"{name} has shape {tuple(tensors[name].shape)}, the model's is {tuple(own[name].shape)}")

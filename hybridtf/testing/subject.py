@@ -20,7 +20,7 @@ VOCAB = 23
 MAX_LEN = 64
 F64 = torch.float64
 
-TIMELESS = ("norms", "heads", "positions")
+TIMELESS = ("norms", "positions")
 """Kinds that treat each token alone and have no state."""
 
 
@@ -103,10 +103,8 @@ class Subject:
         """The component as its config builds it (float64 unless said otherwise)."""
         ctx = self.context(**changes)
         build: Any = self.config.build
-        if self.kind == "stems":
+        if self.kind in ("stems", "heads"):
             module = build(ctx, VOCAB)
-        elif self.kind == "heads":
-            module = build(ctx, VOCAB, self._embedding(ctx))
         else:
             module = build(ctx)
         if module is None:
@@ -115,14 +113,9 @@ class Subject:
             raise ContractError(f"build(ctx) must return an nn.Module, not {type(module).__name__}")
         return module
 
-    def _embedding(self, ctx: BuildContext) -> nn.Embedding:
-        """A stem's embedding, for a tied head."""
-        embedding = nn.Embedding(VOCAB, self.d_model, **ctx.factory)
-        if not embedding.weight.is_meta:
-            generator = torch.Generator().manual_seed(23)
-            value = torch.randn(VOCAB, self.d_model, generator=generator)
-            embedding.weight = nn.Parameter(value.to(ctx.param_dtype), requires_grad=True)
-        return embedding
+    def _tied_weight(self, x: Tensor) -> Tensor:
+        """What a stem would hand to a tied head, in the dtype and on the device of ``x``."""
+        return torch.arange(VOCAB * self.d_model).view(VOCAB, -1).mul(0.7).sin().to(x)
 
     def build(self, dtype: torch.dtype = F64, **changes: Any) -> nn.Module:
         """The component in eval mode (no dropout), every parameter nudged so that zero and one starts hide nothing."""
@@ -217,6 +210,8 @@ class Subject:
         else:
             if self.reads(module):
                 given["edges"] = inputs.edges
+            if getattr(module, "needs_tied_weight", False):
+                given["tied"] = self._tied_weight(inputs.x)
             outcome = _unpack(module, module(inputs.x, **given))
         if state is None and outcome.state is not None:
             raise ContractError("returns a state although none was given: the second value must then be None")

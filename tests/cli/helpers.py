@@ -110,6 +110,4 @@ def environment(**changes: str) -> dict[str, str]:
 def process(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """The program in a process of its own."""
     command = [sys.executable, "-m", "hybridtf", *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=environment(), check=False, timeout=120, **options
-    )
+    return subprocess.run(command, capture_output=True, text=True, env=environment(), check=False, timeout=120, **options)

@@ -63,6 +63,7 @@ def test_plugins() -> None:
     found = as_json("plugins")["plugins"]
     assert set(found) == set(active().plugins)
     assert found["hybridtf"]["adds"]["models"] == ["language_model"]
+    assert "ssd/chunked" in found["hybridtf"]["adds"]["kernels"]
     assert "language_model" in ok("plugins").stdout
 
 
@@ -79,9 +80,7 @@ def test_doctor_answers_for_every_kernel_phase_and_dtype() -> None:
     found = as_json("doctor")
     assert found["versions"]["torch"] == metadata.version("torch")
     kernels = active().kernels
-    assert {(k["op"], k["kernel"]) for k in found["kernels"]} == {
-        (op, k.name) for op in kernels.ops() for k in kernels.of(op)
-    }
+    assert {(k["op"], k["kernel"]) for k in found["kernels"]} == {(op, k.name) for op in kernels.ops() for k in kernels.of(op)}
     for kernel in found["kernels"]:
         assert list(kernel["cells"]) == list(PHASES)
         for row in kernel["cells"].values():
@@ -97,9 +96,7 @@ def test_doctor_gives_the_reason_of_a_kernel_that_cannot_run(monkeypatch: pytest
     row = {"float32": None, "bfloat16": "needs a GPU"}
     cells = {"train": {"float32": "no backward", "bfloat16": "no backward"}, "prefill": row, "decode": row}
     printed: list[str] = []
-    monkeypatch.setattr(
-        "hybridtf.cli.doctor.add_row", lambda table, *cells: printed.append(" | ".join(map(str, cells)))
-    )
+    monkeypatch.setattr("hybridtf.cli.doctor.add_row", lambda table, *cells: printed.append(" | ".join(map(str, cells))))
     _print_kernels([{"op": "ssd", "kernel": "fast", "device": "cpu", "priority": 20, "cells": cells}])
     assert printed == [
         "ssd | fast | cpu | 20 | runs | prefill, decode: float32",

@@ -62,9 +62,7 @@ def test_autocast(recipe: str) -> None:
 
 
 def test_extrapolation_of_a_run(trained: Path, tmp_path: Path) -> None:
-    found = as_json(
-        "bench", "extrapolation", trained, "--multiples", "1,2,4", "--max-documents", 2, "-o", tmp_path / "r.jsonl"
-    )
+    found = as_json("bench", "extrapolation", trained, "--multiples", "1,2,4", "--max-documents", 2, "-o", tmp_path / "r.jsonl")
     record = found["records"][0]
     assert (record["trained_length"], record["multiples"], record["n_documents"]) == (32, [1, 2, 4], 2)
     assert all(record["bits_per_byte"])
@@ -138,9 +136,7 @@ def test_a_comparison_in_which_a_run_diverges(recipe: str, tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("no_page")
-def test_a_comparison_that_was_interrupted_goes_on(
-    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_comparison_that_was_interrupted_goes_on(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
@@ -186,9 +182,7 @@ def test_without_the_report_extra_the_table_is_still_shown(
 
 def test_report_of_records(compared: tuple[list[object], Path], tmp_path: Path) -> None:
     _, folder = compared
-    result = ok(
-        "report", folder / "out", "-o", tmp_path / "r.html", "--charts", tmp_path / "charts", "--title", "Of two"
-    )
+    result = ok("report", folder / "out", "-o", tmp_path / "r.html", "--charts", tmp_path / "charts", "--title", "Of two")
     assert result.stdout == ""
     assert "<title>Of two</title>" in (tmp_path / "r.html").read_text()
     assert list((tmp_path / "charts").glob("*.svg"))
@@ -203,8 +197,19 @@ def test_records_that_cannot_be_read(compared: tuple[list[object], Path], tmp_pa
     lines = len(file.read_text().splitlines())
     assert f"{file}, line {lines}: " in refused("report", file)
     result = ok("report", file, "--skip-corrupt")
-    assert "1 lines that are no whole records were left out" in result.stderr
+    assert "warning: lines left out, since they are no whole records: 1" in result.stderr
     assert "cannot be read" in refused("report", tmp_path / "none.jsonl")
     (tmp_path / "empty.jsonl").write_text("")
     assert "no records" in refused("report", tmp_path / "empty.jsonl")
     assert json.loads(file.read_text().splitlines()[0])["kind"]
+
+
+@pytest.mark.parametrize(("columns", "turned"), [(200, False), (80, True)])
+def test_a_table_that_is_too_wide_is_turned(
+    compared: tuple[list[object], Path], monkeypatch: pytest.MonkeyPatch, columns: int, turned: bool
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = ok("report", compared[1] / "out").stdout.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert any(line.startswith("bits/byte at 16x") for line in lines) == turned
+    assert any(line.startswith("attention") for line in lines) != turned

@@ -10,6 +10,7 @@ import textwrap
 from typing import Any
 
 import pytest
+import torch
 from typer.main import get_command
 
 import hybridtf
@@ -21,27 +22,22 @@ from tests.cli.helpers import environment, ok, process, refused, run
 OPTIONS = {
     "": "--version",
     "bench extrapolation": (
-        "RUNS... --against --batch-size --chunk --device --json --max-documents --multiples --output "
-        "--trained-length -o"
+        "RUNS... --against --batch-size --chunk --device --json --max-documents --multiples --output --trained-length -o"
     ),
     "bench memory": (
-        "SOURCES... --against --batch-size --device --dtype --json --length --limit --max-length --output "
-        "--phase --set -o"
+        "SOURCES... --against --batch-size --device --dtype --json --length --limit --max-length --output --phase --set -o"
     ),
     "bench speed": (
-        "SOURCES... --against --batch-size --device --dtype --json --length --output --phase --repeats "
-        "--set --warmup -o"
+        "SOURCES... --against --batch-size --device --dtype --json --length --output --phase --repeats --set --warmup -o"
     ),
     "check": "RECIPES... --component --json --plugin --set",
     "compare": (
-        "RECIPES... --context --device --eval-tokens --json --limit --max-documents --output --repeats "
-        "--seeds --set --steps -o"
+        "RECIPES... --context --device --eval-tokens --json --limit --max-documents --output --repeats --seeds --set --steps -o"
     ),
     "doctor": "--json",
     "eval": "RUN --batch-size --device --json --max-tokens --output --seq-len --step -o",
     "generate": (
-        "RUN --device --json --max-new-tokens --prompt --prompt-file --seed --step --stop --temperature "
-        "--top-k --top-p -n"
+        "RUN --device --json --max-new-tokens --prompt --prompt-file --seed --step --stop --temperature --top-k --top-p -n"
     ),
     "list": "KIND --json --verbose -v",
     "plugins": "--json",
@@ -143,13 +139,11 @@ def test_version() -> None:
         (["train", "-o", "x"], "Invalid value for RECIPE: a new run needs a recipe. See: hybridtf train --help"),
         (
             ["train", "-o", "x", "--resume", "--seed", "1"],
-            "Invalid value for RECIPE: --set and --seed change a recipe; give it too."
-            " See: hybridtf train --help",
+            "Invalid value for RECIPE: --set and --seed change a recipe; give it too. See: hybridtf train --help",
         ),
         (
             ["check"],
-            "Invalid value for RECIPE: give recipes, or --plugin NAME, or --component KIND.NAME."
-            " See: hybridtf check --help",
+            "Invalid value for RECIPE: give recipes, or --plugin NAME, or --component KIND.NAME. See: hybridtf check --help",
         ),
     ],
 )
@@ -195,18 +189,26 @@ def test_a_plugin_that_failed_is_named_once_and_the_rest_works() -> None:
     registries.failures["broken"] = "ImportError: no module named 'nothing'"
     with using(registries):
         result = ok("list", "mixers", "--json")
-        assert (
-            result.stderr
-            == "hybridtf: warning: plugin 'broken' was not loaded: ImportError: no module named 'nothing'\n"
-        )
+        assert result.stderr == "hybridtf: warning: plugin 'broken' was not loaded: ImportError: no module named 'nothing'\n"
         assert "mamba2" in json.loads(result.stdout)["mixers"]
         assert json.loads(ok("plugins", "--json").stdout)["failures"] == registries.failures
         assert "ImportError" in ok("doctor").stdout
         assert "ImportError" in ok("list", "failures").stdout
         assert (
-            refused("check", "--plugin", "broken")
-            == "plugin 'broken' was not loaded: ImportError: no module named 'nothing'"
+            refused("check", "--plugin", "broken") == "plugin 'broken' was not loaded: ImportError: no module named 'nothing'"
         )
+
+
+def test_out_of_memory_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    def allocate() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 TiB.\nmore")
+
+    monkeypatch.setattr("hybridtf.cli.doctor._versions", allocate)
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "hybridtf: error: out of memory; a smaller batch or length may fit (CUDA out of memory. Tried to allocate 2 TiB.)\n"
+    )
 
 
 def test_ctrl_c_outside_of_training(monkeypatch: pytest.MonkeyPatch) -> None:

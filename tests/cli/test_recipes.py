@@ -160,7 +160,24 @@ def _with_plugin(*configs: type[NormConfig]) -> Any:
     return using(load_registries(manager, strict=True))
 
 
-def test_laws_of_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+class ShyConfig(HonestConfig):
+    """One that cannot say what its smallest instance is."""
+
+    type: Literal["shy"] = "shy"  # type: ignore[assignment]
+
+    @classmethod
+    def tiny(cls) -> Self:
+        raise ValueError("not today")
+
+
+def test_a_component_without_a_smallest_instance() -> None:
+    with _with_plugin(ShyConfig):
+        result = run("check", "--plugin", "mine")
+        assert result.exit_code == 1
+        assert "ValueError: not today" in result.stdout
+
+
+def test_laws_of_a_plugin() -> None:
     with _with_plugin(HonestConfig):
         result = ok("check", "--plugin", "mine")
         lines = result.stdout.splitlines()
@@ -183,13 +200,13 @@ def test_a_broken_law_is_exit_code_one() -> None:
         assert by_component == {"norms.peeking"}
 
 
-def test_a_preset_and_the_kernels_of_the_built_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preset_and_the_kernels_of_the_built_ins() -> None:
     lines = ok("check", "--component", "channel_mixers.reglu", "--component", "norms.rms_norm").stdout.splitlines()
     assert {line.split()[1] for line in lines} == {"channel_mixers.reglu", "norms.rms_norm"}
-    from hybridtf.cli.checks import _kernels_of
+    from hybridtf.cli.sources import kernels_of
     from hybridtf.core import active
 
-    ours = {(kernel.op, kernel.name) for kernel in _kernels_of("hybridtf")}
+    ours = {(kernel.op, kernel.name) for kernel in kernels_of("hybridtf")}
     assert ours <= {(op, kernel.name) for op in active().kernels.ops() for kernel in active().kernels.of(op)}
     assert ("ssd", "chunked") in ours
 

@@ -134,7 +134,7 @@ def test_flash_is_pinned_and_refuses_with_the_reason():
 def test_wrong_options_are_refused_when_built():
     with pytest.raises(ConfigError, match="n_heads = 4 is not divisible by n_kv_heads = 3"):
         AttentionConfig(n_heads=4, n_kv_heads=3)
-    with pytest.raises(ConfigError, match="head_dim 5 x fraction 1.0"):
+    with pytest.raises(ConfigError, match=r"head_dim 5 x fraction 1\.0"):
         build(n_heads=2, head_dim=5)
     with pytest.raises(ConfigError, match="no kernel named 'flsh'"):
         build(n_heads=2, kernel="flsh")

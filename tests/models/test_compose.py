@@ -181,5 +181,6 @@ def test_a_mixer_that_returns_another_shape_is_named(monkeypatch):
     model = build("w", {"w": {"mixer": WriterConfig()}})
     forward = Writer.forward
     monkeypatch.setattr(Writer, "forward", lambda self, x, **k: (forward(self, x, **k)[0][:, 1:], None, Extras()))
-    with pytest.raises(PluginError, match=r"model\.blocks\.w\.mixer: 'writer' returned shape \(1, 2, 8\) for an input of \(1, 3, 8\)"):
+    message = r"model\.blocks\.w\.mixer: 'writer' returned shape \(1, 2, 8\) for an input of \(1, 3, 8\)"
+    with pytest.raises(PluginError, match=message):
         model(torch.tensor([[1, 2, 3]]))

@@ -42,7 +42,7 @@ def test_greedy_equals_argmax_of_full_forwards_for_unequal_prompts():
 @pytest.mark.parametrize("chunk", [1, 2, 3, 100])
 def test_sampled_batch_equals_single_runs(chunk):
     model = build()
-    config = dict(max_new_tokens=12, temperature=1.3, top_k=9, top_p=0.9, prefill_chunk=chunk)
+    config = {"max_new_tokens": 12, "temperature": 1.3, "top_k": 9, "top_p": 0.9, "prefill_chunk": chunk}
     batch = generate(model, PROMPTS, GenerationConfig(seed=5, **config))
     single = [generate(model, [p], GenerationConfig(seed=5 + i, **config))[0] for i, p in enumerate(PROMPTS)]
     assert batch == single

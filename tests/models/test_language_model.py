@@ -22,7 +22,10 @@ from hybridtf.models.weights import canonical_tensors, read_weights
 BLOCKS = {
     "m": {"mixer": {"type": "mamba2", "d_state": 4, "head_dim": 4}, "channel_mixer": {"type": "mlp", "d_ff": 12}},
     "a": {"mixer": {"type": "gqa", "n_heads": 4, "n_kv_heads": 2}, "channel_mixer": {"type": "swiglu", "d_ff": 12}},
-    "w": {"mixer": {"type": "sliding_attention", "n_heads": 2, "window": 3}, "type": "parallel", "channel_mixer": {"type": "geglu", "d_ff": 12}},
+    "w": {
+        "type": "parallel", "mixer": {"type": "sliding_attention", "n_heads": 2, "window": 3},
+        "channel_mixer": {"type": "geglu", "d_ff": 12},
+    },
 }
 
 
@@ -198,7 +201,12 @@ def test_positions_are_the_same_in_every_layer(monkeypatch):
 
     seen = []
     forward = Rope.forward
-    monkeypatch.setattr(Rope, "forward", lambda self, x, positions: seen.append(positions.tolist()) or forward(self, x, positions))
+
+    def spy(self, x, positions):
+        seen.append(positions.tolist())
+        return forward(self, x, positions)
+
+    monkeypatch.setattr(Rope, "forward", spy)
     model = build("m a a a")
     state = model(torch.tensor([[1, 2, 3, 4, 5]]), state=model.init_state(1)).state
     for step in range(4):

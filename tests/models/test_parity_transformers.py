@@ -117,7 +117,8 @@ def mamba(bias: bool = False, clamp: tuple[float, float] | None = None):
         conv_kernel=4, n_groups=2, chunk_size=8, use_bias=bias, use_conv_bias=not bias, time_step_limit=limit,
         pad_token_id=0, bos_token_id=1, eos_token_id=2,
     )
-    mixer = {"type": "mamba2", "d_state": 16, "head_dim": 8, "n_groups": 2, "chunk_size": 8, "bias": bias, "conv_bias": not bias}
+    mixer = {"type": "mamba2", "d_state": 16, "head_dim": 8, "n_groups": 2, "chunk_size": 8}
+    mixer |= {"bias": bias, "conv_bias": not bias}
     if clamp:
         mixer["dt_limit"] = list(clamp)
     norm = {"type": "rms_norm", "eps": config.layer_norm_epsilon}
@@ -154,7 +155,8 @@ def bamba(bias: bool = False):
 
 CASES = {
     "llama": lambda: llama(), "mamba2": lambda: mamba(), "mamba2 with projection bias": lambda: mamba(bias=True),
-    "mamba2 with clamped steps": lambda: mamba(clamp=(0.1, 0.4)), "bamba": lambda: bamba(), "bamba with biases": lambda: bamba(True),
+    "mamba2 with clamped steps": lambda: mamba(clamp=(0.1, 0.4)), "bamba": lambda: bamba(),
+    "bamba with biases": lambda: bamba(True),
 }
 
 
@@ -195,7 +197,8 @@ def test_padded_packed_and_decoded_equal_their_plain_rows(pair):
     torch.testing.assert_close(packed[:5], want_a, rtol=0, atol=1e-9)
     torch.testing.assert_close(packed[5:], want_b, rtol=0, atol=1e-9)
     left = torch.cat([torch.full((1, 9), 2), a], 1)
-    padded = model(torch.cat([left, b]), segments=Segments.from_mask((torch.arange(14) >= 9) | torch.tensor([[False], [True]]))).logits
+    mask = (torch.arange(14) >= 9) | torch.tensor([[False], [True]])
+    padded = model(torch.cat([left, b]), segments=Segments.from_mask(mask)).logits
     torch.testing.assert_close(padded[0, 9:], want_a, rtol=0, atol=1e-9)
     torch.testing.assert_close(padded[1], want_b, rtol=0, atol=1e-9)
     state = model.init_state(1, max_len=14)

@@ -65,5 +65,6 @@ def state_lengths(state: State) -> Tensor | None:
     found = leaves(state)
     for leaf in found[1:]:
         if not torch.equal(leaf.length, found[0].length):
-            raise StateError(f"leaves of one state disagree on its length: {found[0].length.tolist()} and {leaf.length.tolist()}")
+            lengths = f"{found[0].length.tolist()} and {leaf.length.tolist()}"
+            raise StateError(f"leaves of one state disagree on its length: {lengths}")
     return found[0].length if found else None

@@ -138,13 +138,12 @@ class _Taps(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         tokens, weight, bias, other = ctx.saved_tensors
-        dtokens, dweight, dbias = _TapsBackward.apply(  # type: ignore[no-untyped-call]
-            dy, tokens, weight, bias, other, ctx.silu
-        )
+        gradients = _Gradients.apply if torch.is_grad_enabled() else _Gradients.forward
+        dtokens, dweight, dbias = gradients(dy, tokens, weight, bias, other, ctx.silu)
         return dtokens, dweight, None if bias is None else dbias, None, None
 
 
-class _TapsBackward(torch.autograd.Function):
+class _Gradients(torch.autograd.Function):
     """Gradients of :class:`_Taps` for tokens, weight and bias; a function of its own, to refuse its derivative."""
 
     @staticmethod

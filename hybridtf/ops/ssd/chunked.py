@@ -41,7 +41,10 @@ def ssd_chunked(
         grouped = state.reshape(b, g, h // g, n, p).transpose(2, 3)
         masks = (None, None, None) if segments is None else (segments.real, segments.effective, segments.carried)
         steps = log_steps(log_a, segments, dtype)
-        y, last, _ = _forward_op(q, k, v, steps, *masks, chunk_size, grouped, torch.is_grad_enabled())
+        learning = torch.is_grad_enabled()
+        op = _Chunked.apply if learning else _forward_op
+        # Views, since the compiler refuses one tensor in two places.
+        y, last, _ = op(q, k.view_as(k), v.view_as(v), steps, *masks, chunk_size, grouped, learning)
         return y, last.transpose(2, 3).reshape(b, h, n, p)
 
 
@@ -80,26 +83,49 @@ def _(*inputs: Any) -> tuple[Tensor, ...]:
     return tuple(x.new_empty(x.shape) for x in (call.q, call.k, call.v, call.log_a, dstate))
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    starts = output[2]
-    ctx.save_for_backward(*inputs[: _N_CALL - 1], starts)
-    ctx.chunk_size = inputs[_N_CALL - 1]
-    ctx.mark_non_differentiable(starts)
-    ctx.set_materialize_grads(False)  # None would become zeros of the size of starts
+class _Chunked(torch.autograd.Function):
+    """``_forward_op`` with its gradients. Not by ``register_autograd``, which ``torch.func`` cannot pass through."""
+
+    @staticmethod
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, real: Tensor | None, ids: Tensor | None,
+        carried: Tensor | None, chunk_size: int, state: Tensor, keep: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return _forward_op(q, k, v, log_a, real, ids, carried, chunk_size, state, keep)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        *tensors, ctx.chunk_size = inputs[:_N_CALL]
+        starts = output[2]
+        ctx.save_for_backward(*tensors, starts)
+        ctx.mark_non_differentiable(starts)
+        ctx.set_materialize_grads(False)  # else starts would be given a gradient of zeros, as large as itself
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, dstate: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        *tensors, starts = ctx.saved_tensors
+        v = tensors[2]
+        dy = v.new_zeros(v.shape) if dy is None else dy
+        dstate = starts.new_zeros(starts.shape[1:]) if dstate is None else dstate
+        op = _Gradients.apply if torch.is_grad_enabled() else _backward_op
+        *grads, dstart = op(*tensors, ctx.chunk_size, starts, dy, dstate)
+        return *grads, *[None] * (_N_CALL - 4), dstart, None
 
 
-def _differentiate(ctx: Any, dy: Tensor | None, dstate: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    *tensors, starts = ctx.saved_tensors
-    v = tensors[2]
-    dy = v.new_zeros(v.shape) if dy is None else dy
-    dstate = starts.new_zeros(starts.shape[1:]) if dstate is None else dstate
-    *grads, dstart = _backward_op(*tensors, ctx.chunk_size, starts, dy, dstate)
-    return *grads, *[None] * (_N_CALL - 4), dstart, None
+class _Gradients(torch.autograd.Function):
+    """``_backward_op``, which refuses to be differentiated."""
 
+    @staticmethod
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, real: Tensor | None, ids: Tensor | None,
+        carried: Tensor | None, chunk_size: int, starts: Tensor, dy: Tensor, dstate: Tensor,
+    ) -> tuple[Tensor, ...]:
+        return _backward_op(q, k, v, log_a, real, ids, carried, chunk_size, starts, dy, dstate)
 
-def _refuse(ctx: Any, *grads: Tensor) -> None:
-    raise KernelError("ssd: kernel 'chunked' has no second derivatives; use kernel 'reference'")
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
 
-
-_forward_op.register_autograd(_differentiate, setup_context=_keep)
-_backward_op.register_autograd(_refuse)
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise KernelError("ssd: kernel 'chunked' has no second derivatives; use kernel 'reference'")
