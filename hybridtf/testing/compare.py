@@ -49,7 +49,7 @@ def row_tensors(state: State, row: int) -> list[tuple[str, Tensor]]:
 def _row(leaf: StateLeaf, value: Tensor, row: int) -> Tensor:
     length = int(leaf.length[row])
     if isinstance(leaf, Growing):
-        return value[:length]
+        return value[: int(leaf.count[row])]
     if isinstance(leaf, Ring):
         first = max(0, length - leaf.window + 1)
         if int(leaf.oldest[row]) > first:

@@ -103,10 +103,7 @@ class Subject:
         """The component as its config builds it (float64 unless said otherwise)."""
         ctx = self.context(**changes)
         build: Any = self.config.build
-        if self.kind in ("stems", "heads"):
-            module = build(ctx, VOCAB)
-        else:
-            module = build(ctx)
+        module = build(ctx, VOCAB) if self.kind in ("stems", "heads") else build(ctx)
         if module is None:
             raise NotApplicableError("builds no module")
         if not isinstance(module, nn.Module):

@@ -3,6 +3,7 @@
 ``double_ema``       Fixed state, an op with two kernels, ``keep``
 ``double_sum``       Growing state
 ``double_window``    Ring state
+``double_pool``      sparse Growing state: one entry a block, and a partial block
 ``double_cross``     Context
 ``double_edges``     reads and writes edges, has a loss, no state
 ``double_mesh``      splits its channels over ``ctx.mesh``
@@ -13,14 +14,16 @@
 """
 
 from hybridtf.core import Registries
+from hybridtf.ops import short_conv
 from hybridtf.testing.doubles.cached import SumConfig, SumMixer, WindowConfig, WindowMixer
 from hybridtf.testing.doubles.crossing import CrossConfig, CrossMixer
 from hybridtf.testing.doubles.layers import DoubleBlock, DoubleBlockConfig, ShiftConfig, ShiftMixer
+from hybridtf.testing.doubles.pooled import PoolConfig, PoolMixer
 from hybridtf.testing.doubles.recurrent import KERNELS, EmaConfig, EmaMixer, ema_matrix, ema_reference
 from hybridtf.testing.doubles.stateless import EdgesConfig, EdgesMixer, MeshConfig, MeshMixer
 
 CONFIGS = (
-    EmaConfig, SumConfig, WindowConfig, CrossConfig, EdgesConfig, MeshConfig, ShiftConfig, DoubleBlockConfig,
+    EmaConfig, SumConfig, WindowConfig, PoolConfig, CrossConfig, EdgesConfig, MeshConfig, ShiftConfig, DoubleBlockConfig,
 )
 
 
@@ -29,13 +32,13 @@ def registries() -> Registries:
     out = Registries()
     for config in CONFIGS:
         out[config.kind].add(config, "doubles")
-    for kernel in KERNELS:
+    for kernel in (*KERNELS, *short_conv.KERNELS):
         out.kernels.add(kernel)
     return out
 
 
 __all__ = [
     "CONFIGS", "KERNELS", "CrossConfig", "CrossMixer", "DoubleBlock", "DoubleBlockConfig", "EdgesConfig", "EdgesMixer",
-    "EmaConfig", "EmaMixer", "MeshConfig", "MeshMixer", "ShiftConfig", "ShiftMixer", "SumConfig", "SumMixer",
-    "WindowConfig", "WindowMixer", "ema_matrix", "ema_reference", "registries",
+    "EmaConfig", "EmaMixer", "MeshConfig", "MeshMixer", "PoolConfig", "PoolMixer", "ShiftConfig", "ShiftMixer",
+    "SumConfig", "SumMixer", "WindowConfig", "WindowMixer", "ema_matrix", "ema_reference", "registries",
 ]
