@@ -32,7 +32,7 @@ def short_conv_taps(
         return _step(x, weight, bias, state, segments, activation)
     if segments is None:
         tokens = torch.cat([state, x], 1)
-        y = _Taps.apply(tokens, weight, bias, None, activation == "silu")  # type: ignore[no-untyped-call]
+        y = _convolve(tokens, weight, bias, None, activation == "silu")
         return y, tokens[:, x.shape[1] :].clone()
     return _documents(x, weight, bias, state, segments, activation == "silu")
 
@@ -63,7 +63,7 @@ def _documents(
     ids = ids.gather(1, source)
     token_ids = torch.cat([segments.carried[:, None].expand(-1, past), ids], 1)
     other = [(token_ids[:, j : j + t] != ids)[..., None] for j in range(past)]
-    y = _Taps.apply(tokens, weight, bias, torch.stack(other) if other else None, silu)  # type: ignore[no-untyped-call]
+    y = _convolve(tokens, weight, bias, torch.stack(other) if other else None, silu)
     y = mask_pads(_Permute.apply(y, place, source), segments)  # type: ignore[no-untyped-call]
     last = n_real + torch.arange(past, device=x.device)
     wanted = torch.where(segments.last_id > 0, segments.last_id, segments.carried)
@@ -116,8 +116,16 @@ def _sum_taps(tokens: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor
     return y
 
 
-class _Taps(torch.autograd.Function):
+def _convolve(tokens: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, silu: bool) -> Tensor:
     """The convolution of ``tokens`` (b w-1+t c), past first; ``other`` (w-1 b t 1): taps into another document."""
+    # Passing through autograd costs more than a short convolution.
+    op = _Taps.apply if torch.is_grad_enabled() else _Taps.forward
+    y: Tensor = op(tokens, weight, bias, other, silu)
+    return y
+
+
+class _Taps(torch.autograd.Function):
+    """Forward and gradients of :func:`_convolve`."""
 
     @staticmethod
     def forward(tokens: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, silu: bool) -> Tensor:

@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from hybridtf.core.errors import KernelError
 from hybridtf.core.segments import Segments
+from hybridtf.ops.ssd.flops import backward_flops, forward_flops
 from hybridtf.ops.ssd.passes import backward, forward
 from hybridtf.ops.ssd.shapes import check, log_steps, start_state, state_dtype
 from hybridtf.ops.ssd.spans import Call, count_spans
@@ -81,6 +83,10 @@ def _backward_op(*inputs: Any) -> tuple[Tensor, ...]:
 def _(*inputs: Any) -> tuple[Tensor, ...]:
     call, dstate = Call(*inputs[:_N_CALL]), inputs[-1]
     return tuple(x.new_empty(x.shape) for x in (call.q, call.k, call.v, call.log_a, dstate))
+
+
+register_flop_formula(torch.ops.hybridtf.ssd_chunked)(forward_flops)
+register_flop_formula(torch.ops.hybridtf.ssd_chunked_backward)(backward_flops)
 
 
 class _Chunked(torch.autograd.Function):
