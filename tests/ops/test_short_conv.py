@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
+from torch.utils.checkpoint import checkpoint
 
 from hybridtf.core.errors import ConfigError, KernelError
 from hybridtf.core.kernels import KernelSet
@@ -258,10 +260,48 @@ def test_the_backward_keeps_the_tokens_alone() -> None:
 
     x = inputs(0, 1, 4096, dtype=torch.bfloat16)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda z: z):
-        y, _ = call(short_conv_taps, x, activation="silu")
+        call(short_conv_taps, x, activation="silu")
     assert sum(saved.values()) < 1.1 * 2 * x[0].numel()
-    with pytest.raises(KernelError, match="no second derivatives"):
-        torch.autograd.grad(y.sum(), x[0], create_graph=True)
+
+
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_second_derivatives_are_refused_not_wrong(activation: str | None) -> None:
+    x = inputs(0, 1, 9)
+    ys = [call(op, x, activation=activation)[0] for op in OPS]
+    expected, first = (torch.autograd.grad(y.square().sum(), x, create_graph=True) for y in ys)
+    for a, b in zip(first, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+        with pytest.raises(KernelError, match="no second derivatives"):
+            torch.autograd.grad(a.sum(), x[0], retain_graph=True)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("t", [1, 20])
+def test_torch_func_and_checkpointing(t: int, packed: bool) -> None:
+    x, segments = inputs(3, 2, t), random_segments(3, 2, t) if packed else None
+
+    def loss(op, *a: Tensor) -> Tensor:
+        y, state = call(op, a, segments=segments, activation="silu")
+        return y.square().sum() + state.square().sum()
+
+    found, expected = (torch.func.grad(loss, (1, 2, 3, 4))(op, *(z.detach() for z in x)) for op in OPS)
+    saved = torch.autograd.grad(checkpoint(loss, short_conv_taps, *x, use_reentrant=False), x)
+    for a, b, c in zip(found, expected, saved, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(c, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_one_graph_for_many_lengths(packed: bool) -> None:
+    counter = CompileCounter()
+    compiled = torch.compile(short_conv_taps, backend=counter, fullgraph=True, dynamic=True)
+    for t in (5, 6, 31, 64, 100, 200, 260, 2):
+        x, segments = inputs(t, 2, t), None
+        if packed:
+            segments = Segments.from_lengths([[t // 2, t - t // 2]] * 2, continues=True)
+        first, second = (call(op, x, segments=segments, activation="silu") for op in (compiled, short_conv_reference))
+        assert_same(x, first, second)
+    assert counter.frame_count <= 2
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -8,9 +8,10 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hybridtf.core.errors import KernelError
 from hybridtf.core.segments import Segments
 from hybridtf.ops.ssd import ssd_chunked, ssd_reference, ssd_summary
+from hybridtf.ops.ssd.passes import backward, forward
+from hybridtf.ops.ssd.spans import Call
 from tests.ops.ssd_cases import Inputs, assert_same, call, grads, inputs, random_segments
 
 
@@ -141,10 +142,12 @@ class Peak(TorchDispatchMode):
 
 
 def peak(t: int) -> Peak:
-    x = inputs(0, 1, t, h=4, n=8, p=8, dtype=torch.float32)
+    """Of both passes, which a dispatch mode sees as one call each from outside."""
+    q, k, v, log_a, state = (x.detach() for x in inputs(0, 1, t, h=4, n=8, p=8, dtype=torch.float32))
+    given = Call(q, k, v, log_a, None, None, None, 32)
     with Peak() as mode:
-        y, state = call(ssd_chunked, x, chunk_size=32)
-        torch.autograd.grad(y.sum() + state.sum(), x)
+        y, last, starts = forward(given, state.view(1, 1, 4, 8, 8).transpose(2, 3), keep=True)
+        backward(given, starts, torch.ones_like(y), torch.ones_like(last))
     return mode
 
 
@@ -165,8 +168,7 @@ def test_saved_tensors_hold_no_pair_matrices() -> None:
     assert sum(saved) < 4 * sum(z.numel() for z in x)
 
 
-def test_second_derivatives_are_refused_not_wrong() -> None:
-    x = inputs(0, 1, 9)
-    y, _ = ssd_chunked(*x[:4], chunk_size=4)
-    with pytest.raises(KernelError, match="no second derivatives"):
-        torch.autograd.grad(y.sum(), x.v, create_graph=True)
+def test_without_gradients_no_state_is_kept() -> None:
+    q, k, v, log_a, state = (x.detach() for x in inputs(0, 1, 256, dtype=torch.float32))
+    given = Call(q, k, v, log_a, None, None, None, 1)
+    assert forward(given, state.view(1, 1, 2, 5, 3).transpose(2, 3), keep=False)[2].numel() == 0

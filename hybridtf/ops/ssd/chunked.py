@@ -1,6 +1,6 @@
 """``ssd`` by matrix products over chunks, in time and memory linear in the length. README.md has the derivation.
 
-Both passes are custom operators: a compiler sees one call, whatever the length, and so do transforms of functions.
+Both passes are custom operators: a compiler sees one call each, whatever the length.
 
 Axes: b batch, t time, g groups, r heads a group, h = g r, n keys, p values.
 """
@@ -44,7 +44,7 @@ def ssd_chunked(
         masks = (None, None, None) if segments is None else (segments.real, segments.effective, segments.carried)
         steps = log_steps(log_a, segments, dtype)
         learning = torch.is_grad_enabled()
-        op = _Chunked.apply if learning else _forward_op
+        op: Any = _Chunked.apply if learning else _forward_op
         # Views, since the compiler refuses one tensor in two places.
         y, last, _ = op(q, k.view_as(k), v.view_as(v), steps, *masks, chunk_size, grouped, learning)
         return y, last.transpose(2, 3).reshape(b, h, n, p)
@@ -97,7 +97,10 @@ class _Chunked(torch.autograd.Function):
         q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, real: Tensor | None, ids: Tensor | None,
         carried: Tensor | None, chunk_size: int, state: Tensor, keep: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return _forward_op(q, k, v, log_a, real, ids, carried, chunk_size, state, keep)
+        out: tuple[Tensor, Tensor, Tensor] = _forward_op(
+            q, k, v, log_a, real, ids, carried, chunk_size, state, keep
+        )
+        return out
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -113,7 +116,7 @@ class _Chunked(torch.autograd.Function):
         v = tensors[2]
         dy = v.new_zeros(v.shape) if dy is None else dy
         dstate = starts.new_zeros(starts.shape[1:]) if dstate is None else dstate
-        op = _Gradients.apply if torch.is_grad_enabled() else _backward_op
+        op: Any = _Gradients.apply if torch.is_grad_enabled() else _backward_op
         *grads, dstart = op(*tensors, ctx.chunk_size, starts, dy, dstate)
         return *grads, *[None] * (_N_CALL - 4), dstart, None
 
@@ -126,7 +129,10 @@ class _Gradients(torch.autograd.Function):
         q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, real: Tensor | None, ids: Tensor | None,
         carried: Tensor | None, chunk_size: int, starts: Tensor, dy: Tensor, dstate: Tensor,
     ) -> tuple[Tensor, ...]:
-        return _backward_op(q, k, v, log_a, real, ids, carried, chunk_size, starts, dy, dstate)
+        grads: tuple[Tensor, ...] = _backward_op(
+            q, k, v, log_a, real, ids, carried, chunk_size, starts, dy, dstate
+        )
+        return grads
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

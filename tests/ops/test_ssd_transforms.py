@@ -1,0 +1,181 @@
+"""``ssd_chunked`` under what rewrites functions: the compiler, ``torch.func``, checkpointing, counters, double backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from hybridtf.core.errors import KernelError
+from hybridtf.core.segments import Segments
+from hybridtf.ops.short_conv import short_conv_reference, short_conv_taps
+from hybridtf.ops.ssd import chunked, ssd_chunked, ssd_reference
+from hybridtf.ops.ssd.passes import backward, forward
+from hybridtf.ops.ssd.spans import Call, count_spans, spans_of
+from tests.ops.ssd_cases import Inputs, call, grads, inputs, random_segments
+
+LENGTHS = [5, 7, 16, 17, 31, 32, 33, 64, 100, 128, 200, 260, 2, 3]
+
+
+def documents(t: int, b: int = 2) -> Segments:
+    """Two documents a row and a left pad."""
+    ids = torch.arange(t).ge(t // 2).to(torch.int64).add(1).repeat(b, 1)
+    ids[0, :1] = 0
+    return Segments.from_ids(ids, continues=True)
+
+
+def masks(segments: Segments | None) -> tuple[Tensor | None, ...]:
+    return (None,) * 3 if segments is None else (segments.real, segments.effective, segments.carried)
+
+
+def mixer(fast: bool, x: Tensor, weight: Tensor, log_a: Tensor, states, segments: Segments | None):
+    """A convolution before a recurrence that is given one tensor for q and k, and for v where the sizes allow."""
+    conv, op = (short_conv_taps, ssd_chunked) if fast else (short_conv_reference, ssd_reference)
+    x, tokens = conv(x, weight, initial_state=states and states[0], segments=segments, activation="silu")
+    q = x.unflatten(-1, (4, 4))
+    y, state = op(q, q, q, log_a, initial_state=states and states[1], segments=segments, chunk_size=16)
+    return y, tokens, state
+
+
+def compile_and_compare(backend: str, dynamic: bool, packed: bool, given: bool, lengths: list[int]) -> int:
+    """Values and gradients at every length against the references; how often the compiler had to start."""
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(lambda *a: mixer(True, *a), backend=counter, fullgraph=True, dynamic=dynamic)
+    for t in lengths:
+        gen = torch.Generator().manual_seed(t)
+        x, weight, log_a, tokens, state = (
+            torch.randn(s, generator=gen, dtype=torch.float64)
+            for s in ((2, t, 16), (16, 4), (2, t, 4), (2, 3, 16), (2, 4, 4, 4))
+        )
+        leaves = [z.requires_grad_() for z in (x, weight, -log_a.abs(), tokens, state)][: 5 if given else 3]
+        args = (*leaves[:3], tuple(leaves[3:]) or None, documents(t) if packed else None)
+        found, expected = compiled(*args), mixer(False, *args)
+        pairs = [(z, torch.autograd.grad(sum(y.square().sum() for y in z), leaves)) for z in (found, expected)]
+        for a, b in zip([*pairs[0][0], *pairs[0][1]], [*pairs[1][0], *pairs[1][1]], strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    return counter.frame_count
+
+
+@pytest.mark.parametrize(
+    ("backend", "packed", "given"),
+    [*[("eager", packed, given) for packed in (False, True) for given in (False, True)], ("aot_eager", True, True)],
+)
+def test_one_graph_for_many_lengths(backend: str, packed: bool, given: bool) -> None:
+    assert compile_and_compare(backend, True, packed, given, LENGTHS) <= 2
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_one_graph_of_fixed_shapes(backend: str, packed: bool, given: bool) -> None:
+    assert compile_and_compare(backend, False, packed, given, [37]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_inductor(dynamic: bool, packed: bool, given: bool) -> None:
+    assert compile_and_compare("inductor", dynamic, packed, given, LENGTHS if dynamic else [37]) <= 2
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_without_gradients(dynamic: bool) -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(lambda *a: mixer(True, *a), backend=counter, fullgraph=True, dynamic=dynamic)
+    with torch.no_grad():
+        for t in [1, 40, 41, 90] if dynamic else [40]:
+            args = (torch.randn(2, t, 16), torch.randn(16, 4), -torch.rand(2, t, 4), None, documents(t))
+            for a, b in zip(compiled(*args), mixer(True, *args), strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("t", [0, 7, 16, 20])
+def test_the_operators_are_well_formed(t: int, packed: bool) -> None:
+    x = Inputs(*(z.detach() for z in inputs(0, 2, t, h=4, n=4)))
+    state = x.initial_state.view(2, 1, 4, 4, 3).transpose(2, 3)
+    given = (*x[:4], *masks(documents(t) if packed and t else None), 8)
+    torch.library.opcheck(chunked._forward_op, (*given, state, False))
+    torch.library.opcheck(chunked._forward_op, (*given, state, True))
+    y, last, starts = chunked._forward_op(*given, state, True)
+    torch.library.opcheck(chunked._backward_op, (*given, starts, torch.randn_like(y), torch.randn_like(last)))
+
+
+@pytest.mark.parametrize("budget", [1, 2**9, 2**11, 2**18])
+def test_spans_are_counted_as_they_are_cut(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hybridtf.ops.ssd.spans.SPAN_BUDGET", budget)
+    for t in range(40):
+        for b in (0, 1, 2):
+            given = Call(*(z.detach() for z in inputs(0, b, t)[:4]), None, None, None, 8)
+            assert count_spans(given) == len(spans_of(given))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("t", [1, 20])
+def test_torch_func(t: int, packed: bool) -> None:
+    x = Inputs(*(z.detach() for z in inputs(3, 2, t)))
+    segments = random_segments(3, 2, t) if packed else None
+
+    def loss(op, *a: Tensor) -> Tensor:
+        y, state = call(op, Inputs(*a), segments=segments, chunk_size=8)
+        return y.square().sum() + state.square().sum()
+
+    def alone(op, k: Tensor) -> Tensor:
+        return op(k, k, *x[2:4], segments=segments, chunk_size=8)[1].square().sum()
+
+    for f, args in ((loss, tuple(x)), (alone, (x.k,))):
+        where = tuple(range(1, len(args) + 1))
+        found, expected = (torch.func.grad(f, where)(op, *args) for op in (ssd_chunked, ssd_reference))
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("t", [1, 20])
+def test_checkpointing_reads_what_was_saved_once(t: int, packed: bool) -> None:
+    x, segments = inputs(3, 2, t), random_segments(3, 2, t) if packed else None
+    saved = checkpoint(ssd_chunked, *x[:4], use_reentrant=False, segments=segments, chunk_size=8)
+    plain = ssd_chunked(*x[:4], segments=segments, chunk_size=8)
+    for a, b in zip([*saved, *grads(*saved, x)], [*plain, *grads(*plain, x)], strict=True):
+        assert torch.equal(a, b)
+    unpacked: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda z: z, lambda z: (unpacked.append(id(z)), z)[1]):
+        y, state = chunked._Chunked.apply(*x[:4], *masks(segments), 8, x.initial_state.view(2, 1, 5, 2, 3), True)[:2]
+    torch.autograd.grad(y.sum() + state.sum(), x)
+    assert len(unpacked) == (8 if packed else 5)
+
+
+def test_second_derivatives_are_refused_not_wrong() -> None:
+    x = inputs(0, 1, 9)
+    y, _ = call(ssd_chunked, x, chunk_size=4)
+    first = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    expected = torch.autograd.grad(call(ssd_reference, x)[0].square().sum(), x)
+    for a, b in zip(first, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    for grad in first:
+        with pytest.raises(KernelError, match="no second derivatives"):
+            torch.autograd.grad(grad.sum(), x.v, retain_graph=True)
+
+
+@pytest.mark.parametrize(("t", "chunk_size"), [(20, 8), (16, 8), (7, 8), (0, 8), (130, 64)])
+def test_operations_are_counted_as_those_inside(t: int, chunk_size: int) -> None:
+    x = inputs(0, 2, t, g=2, h=6, n=4)
+    totals = []
+    given = Call(*(z.detach() for z in x[:4]), None, None, None, chunk_size)
+    state = x.initial_state.detach().view(2, 2, 3, 4, 3).transpose(2, 3)
+    for whole in (True, False):
+        with FlopCounterMode(display=False) as first:
+            y, last, *starts = call(ssd_chunked, x, chunk_size=chunk_size) if whole else forward(given, state, keep=True)
+        with FlopCounterMode(display=False) as second:
+            if whole:
+                torch.autograd.grad(y.sum() + last.sum(), x)
+            else:
+                backward(given, starts[0], torch.ones_like(y), torch.ones_like(last))
+        totals.append((first.get_total_flops(), second.get_total_flops()))
+    assert totals[0] == totals[1]
+    assert t == 0 or 0 < totals[0][0] < totals[0][1]
