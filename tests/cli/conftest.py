@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.helpers import MAMBA, ok, write_recipe
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_columns() -> Iterator[None]:
+    """A test runner's workers may set COLUMNS, which the program obeys."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "COLUMNS" in os.environ:
+            patch.delenv("COLUMNS")
+        yield
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from hybridtf import core
-from hybridtf.core import ConfigTable, RecipeError, active, using
+from hybridtf.core import ConfigTable, RecipeError, Registries, active, using
 from hybridtf.models import LanguageModelConfig
+from hybridtf.plugins import load_registries, make_plugin_manager
 from hybridtf.recipe import Recipe, apply_overrides, load_recipe, parse_recipe, recipe_names
 
 GOOD = """
@@ -48,6 +49,18 @@ class ForeignTrain(BaseModel):
 
 
 SECTIONS = {"train": TrainTable}
+
+
+@pytest.fixture(scope="module")
+def built_in() -> Registries:
+    return load_registries(make_plugin_manager(autoload=False))
+
+
+@pytest.fixture(autouse=True)
+def _only_what_is_built_in(built_in: Registries) -> Iterator[None]:
+    """Messages list what is known, which an installed plugin adds to."""
+    with using(built_in):
+        yield
 
 
 @pytest.fixture

@@ -105,7 +105,8 @@ def test_an_unknown_law_is_refused() -> None:
 def test_laws_of_each_kind() -> None:
     assert laws_for("tasks") == ("config",)
     assert "cut" not in laws_for("norms")
-    assert "per_token" in laws_for("heads")
+    assert "per_token" in laws_for("positions")
+    assert "cut" in laws_for("heads")
     assert set(laws_for("mixers")) == set(LAW_CHECKS) - {"per_token"}
 
 
