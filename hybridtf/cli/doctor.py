@@ -56,7 +56,7 @@ def doctor(json: Json = False) -> None:
 def _versions() -> dict[str, Any]:
     from hybridtf import __version__
 
-    names = ("torch", "numpy", "einops", "pluggy", "jaxtyping", "safetensors", "pydantic", "typer", "rich")
+    names = ("torch", "numpy", "pluggy", "jaxtyping", "safetensors", "pydantic", "typer", "rich")
     return {"hybridtf": __version__, "python": platform.python_version(), "system": platform.platform()} | {
         n: _version(n) for n in names
     }

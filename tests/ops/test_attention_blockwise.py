@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
+from hybridtf.core import KernelError
 from hybridtf.ops.attention import AttentionMask, attention_reference, attention_torch
 from hybridtf.ops.attention import blockwise as module
 from hybridtf.ops.attention.blocks import plan_blocks
@@ -218,6 +220,8 @@ def test_the_operator_is_well_formed(seed: int) -> None:
         case.q, case.k, case.v, m.q_ids, m.k_ids, m.q_pos, m.k_pos, m.prefix_len, m.slopes, m.sinks, None, m.causal,
         m.window, m.softcap, 0.5, 0.0, 3, 4, True,
     )
+    # Its gradients are the business of the autograd function around it.
+    args = tuple(a.detach() if isinstance(a, Tensor) else a for a in args)
     torch.library.opcheck(module._forward_op, args)
 
 
@@ -279,3 +283,27 @@ def test_checkpointing_repeats_the_dropout() -> None:
 
     again = run(saved, Case(case.q, case.k, case.v, mask), dropout_p=0.2)
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+
+
+def test_torch_func_and_the_flop_counter_see_through_it() -> None:
+    q, k = torch.randn(1, 9, 4, 4, dtype=torch.float64), torch.randn(1, 9, 2, 4, dtype=torch.float64)
+    v = torch.randn(1, 9, 2, 6, dtype=torch.float64)
+    mask = AttentionMask(softcap=2.0)
+    got = torch.func.grad(lambda x: attention_blockwise(x, k, v, mask).square().sum())(q)
+    want = torch.func.grad(lambda x: attention_reference(x, k, v, mask).square().sum())(q)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+    q.requires_grad_()
+    with FlopCounterMode(display=False) as counter:
+        out = attention_blockwise(q, k, v, mask)
+        forward = counter.get_total_flops()
+        out.sum().backward()
+    assert forward == 2 * 4 * 9 * 9 * (4 + 6)
+    assert counter.get_total_flops() - forward == 2 * 4 * 9 * 9 * (3 * 4 + 2 * 6)
+
+
+def test_the_gradient_of_the_gradient_is_refused_by_name() -> None:
+    q = torch.randn(1, 5, 2, 4, dtype=torch.float64, requires_grad=True)
+    out = attention_blockwise(q, q * 1, q * 2, AttentionMask(softcap=2.0))
+    (grad,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    with pytest.raises(KernelError, match="no second derivatives"):
+        grad.sum().backward()

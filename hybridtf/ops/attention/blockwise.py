@@ -15,8 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
+from hybridtf.core.errors import KernelError
 from hybridtf.ops.attention.blocks import plan_blocks
+from hybridtf.ops.attention.flops import backward_flops, forward_flops
 from hybridtf.ops.attention.mask import AttentionMask, Tile, accumulate_dtype, check_inputs, no_autocast
 
 _TILE_CPU = 2**18
@@ -36,8 +39,11 @@ def attention_blockwise(
     """
     check_inputs(q, k, v, mask, dropout_p)
     seed = torch.randint(2**31, (1,), device="cpu") if dropout_p > 0 else None
-    out: Tensor = _forward_op(
-        q, k, v, mask.q_ids, mask.k_ids, mask.q_pos, mask.k_pos, mask.prefix_len, mask.slopes, mask.sinks, seed,
+    op: Any = _Blockwise.apply if torch.is_grad_enabled() else _forward_op
+    # Views, since the compiler refuses one tensor in two places.
+    k_ids, k_pos = (None if x is None else x.view_as(x) for x in (mask.k_ids, mask.k_pos))
+    out: Tensor = op(
+        q, k.view_as(k), v.view_as(v), mask.q_ids, k_ids, mask.q_pos, k_pos, mask.prefix_len, mask.slopes, mask.sinks, seed,
         mask.causal, mask.window, mask.softcap, q.shape[3] ** -0.5 if scale is None else scale, dropout_p,
         block_q, block_k, not torch.compiler.is_compiling(),
     )[0]
@@ -312,18 +318,47 @@ def _(grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *
     return (*(x.new_empty(x.shape) for x in (q, k, v)), *heads)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*output, *inputs[:_N_TENSORS])
-    ctx.options = inputs[_N_TENSORS:]
+register_flop_formula(torch.ops.hybridtf.attention_blockwise)(forward_flops)
+register_flop_formula(torch.ops.hybridtf.attention_blockwise_backward)(backward_flops)
 
 
-def _differentiate(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-    out, lse, *tensors = ctx.saved_tensors
-    dq, dk, dv, *per_head = _backward_op(grad, out, lse, *tensors, *ctx.options)
-    slopes, sinks = (
-        None if given is None else grad.to(given.dtype) for grad, given in zip(per_head, tensors[8:10], strict=True)
-    )
-    return dq, dk, dv, *[None] * 5, slopes, sinks, *[None] * (1 + _N_OPTIONS)
+class _Blockwise(torch.autograd.Function):
+    """``_forward_op`` with its gradients. Not by ``register_autograd``, which ``torch.func`` cannot pass through."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+        out: tuple[Tensor, Tensor] = _forward_op(*inputs)
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*output, *inputs[:_N_TENSORS])
+        ctx.mark_non_differentiable(output[1])
+        ctx.options = inputs[_N_TENSORS:]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+        out, lse, *tensors = ctx.saved_tensors
+        op: Any = _Gradients.apply if torch.is_grad_enabled() else _backward_op
+        dq, dk, dv, *per_head = op(grad, out, lse, *tensors, *ctx.options)
+        slopes, sinks = (
+            None if given is None else grad.to(given.dtype) for grad, given in zip(per_head, tensors[8:10], strict=True)
+        )
+        return dq, dk, dv, *[None] * 5, slopes, sinks, *[None] * (1 + _N_OPTIONS)
 
 
-_forward_op.register_autograd(_differentiate, setup_context=_keep)
+class _Gradients(torch.autograd.Function):
+    """``_backward_op``, which refuses to be differentiated."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        grads: tuple[Tensor, ...] = _backward_op(*inputs)
+        return grads
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise KernelError("attention: the blockwise form has no second derivatives; use kernel 'reference'")
