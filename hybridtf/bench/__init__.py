@@ -8,14 +8,13 @@ from hybridtf.bench.flops import count_flops
 from hybridtf.bench.memory import Footprint, count_bytes, measure_memory, predict_bytes
 from hybridtf.bench.quality import measure_quality
 from hybridtf.bench.records import KINDS, SCHEMA, Record, Records, append_record, make_record, read_records, select
-from hybridtf.bench.rows import Row, rows_of
 from hybridtf.bench.speed import measure_speed
 from hybridtf.bench.subject import Identity, Subject, recipe_hash
 from hybridtf.bench.timing import machine_floor
 
 __all__ = [
-    "KINDS", "SCHEMA", "CompareOptions", "Footprint", "Identity", "Record", "Records", "Row", "Subject",
+    "KINDS", "SCHEMA", "CompareOptions", "Footprint", "Identity", "Record", "Records", "Subject",
     "append_record", "compare", "count_bytes", "count_flops", "environment", "machine_floor", "make_record",
     "measure_extrapolation", "measure_memory", "measure_model", "measure_quality", "measure_speed", "predict_bytes",
-    "read_records", "recipe_hash", "rows_of", "select", "state_size",
+    "read_records", "recipe_hash", "select", "state_size",
 ]

@@ -20,7 +20,6 @@ from hybridtf.bench.memory import measure_memory
 from hybridtf.bench.phases import Phase
 from hybridtf.bench.quality import measure_quality
 from hybridtf.bench.records import Record, Records, append_record, make_record, read_records, select
-from hybridtf.bench.rows import Row, rows_of
 from hybridtf.bench.speed import measure_speed
 from hybridtf.bench.subject import Subject
 from hybridtf.core import ConfigError, NonFiniteError, RecipeError
@@ -64,13 +63,13 @@ class CompareOptions:
 def compare(
     recipes: Mapping[str, Recipe], out: str | Path, *, seeds: Sequence[int] = (0,),
     options: CompareOptions | None = None, say: Say | None = None,
-) -> list[Row]:
+) -> Records:
     """Train and measure ``recipes`` (by name) with every seed, into ``out/records.jsonl`` and run folders beside it.
 
     Quality and extrapolation are measured for every seed, cost for the first one; in speed the recipes take turns.
-    ``say`` is told what is being done, a line at a time. Returns a row a recipe, read from the records. A recipe whose
-    training ends in a loss that is not finite, or without memory, has a ``train`` record with ``failed``, and the
-    others go on.
+    ``say`` is told what is being done, a line at a time. Returns the records of these recipes alone, whatever else the
+    file holds. A recipe whose training ends in a loss that is not finite, or without memory, has a ``train`` record with
+    ``failed``, and the others go on.
 
     Raises :class:`ConfigError` for no or doubled work, and what training raises for wrong input and Ctrl-C.
     """
@@ -83,7 +82,10 @@ def compare(
             run.learn(entry, seed)
         run.memory(entry)
     run.speed(entries)
-    return rows_of(run.records, [(entry.name, entry.subject.recipe_hash) for entry in entries])
+    asked = {(entry.name, entry.subject.recipe_hash) for entry in entries}
+    found = Records(r for r in run.records if (r["recipe"], r["recipe_hash"]) in asked)
+    found.skipped = run.records.skipped
+    return found
 
 
 class _Entry:
@@ -151,7 +153,12 @@ class _Comparison:
     def learn(self, entry: _Entry, seed: int) -> None:
         """Train with one seed and measure what was learnt."""
         subject, config = entry.with_seed(seed), entry.config
-        kinds = [kind for kind in ("train", "model", "quality", "extrapolation") if not self.done(kind, subject)]
+        how = {
+            "quality": {"max_tokens": self.options.eval_tokens, "asked_stride": self.options.stride},
+            "extrapolation": {"multiples": list(self.options.multiples), "max_documents": self.options.max_documents},
+        }
+        all_kinds = ("train", "model", "quality", "extrapolation")
+        kinds = [kind for kind in all_kinds if not self.done(kind, subject, **how.get(kind, {}))]
         if not kinds:
             return
         folder = self.out / "runs" / entry.folder(seed)

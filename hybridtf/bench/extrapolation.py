@@ -53,7 +53,7 @@ def measure_extrapolation(
     ends = [trained_length * m for m in multiples]
     sizes = [state_size(model, end)["used"] if has_state(model) else None for end in ends]
     fields = {
-        "trained_length": trained_length, "multiples": list(multiples), "task": task.name,
+        "trained_length": trained_length, "multiples": list(multiples), "max_documents": max_documents, "task": task.name,
         "n_documents": len(documents), **by_multiple(scored, ends, bytes_per_token),
         "by_position": by_position(scored, trained_length),
         "state_bytes": sizes, "note": "; ".join(notes) or None,

@@ -34,6 +34,7 @@ def measure_quality(
     note = None if result.complete else f"only {n} held-out tokens, the first of each document; baselines are of all"
     fields = {
         "task": task.name, "seq_len": seq_len, "stride": stride or max(seq_len // 2, 1),
+        "asked_stride": stride, "max_tokens": max_tokens,
         **quality_fields(task, result.totals, [score.totals for score in result.by_document]), "note": note,
     }
     return make_record("quality", subject.identity(model), fields)

@@ -13,7 +13,7 @@ from hybridtf.cli.output import interruptible, print_json, print_measures, say
 from hybridtf.cli.sources import choose_device, name_of, parse_size, read_recipe, registries, table_json
 
 if TYPE_CHECKING:
-    from hybridtf.bench import CompareOptions, Row
+    from hybridtf.bench import CompareOptions
     from hybridtf.bench.records import Record, Records
     from hybridtf.recipe import Recipe
 
@@ -63,18 +63,17 @@ def compare(
     )  # fmt: skip
     named, file = _named(recipes, set_), output / RECORDS
     before = len(read_records(file, skip_corrupt=True)) if file.is_file() else 0
-    rows = _measure(named, output, seeds, options)
-    records = read_records(file, skip_corrupt=True)
-    if len(records) == before:
+    records = _measure(named, output, seeds, options)
+    if len(read_records(file, skip_corrupt=True)) == before:
         say(f"everything was in {file} already; nothing was measured again")
     _print(records, json)
     page = _write_report(records, output / REPORT)
     if page is not None:
         say(f"report: {page}")
-    _fail(rows)
+    _fail(records)
 
 
-def _measure(named: dict[str, Recipe], output: Path, seeds: int, options: CompareOptions) -> list[Row]:
+def _measure(named: dict[str, Recipe], output: Path, seeds: int, options: CompareOptions) -> Records:
     from hybridtf.bench import compare as run
     from hybridtf.train import Interrupted
 
@@ -123,10 +122,12 @@ def _write_report(records: Sequence[Record], path: Path) -> Path | None:
     return write_report(records, path)
 
 
-def _fail(rows: Sequence[Row]) -> None:
-    failed = [row for row in rows if row.failed]
-    for row in failed:
-        say(f"failed: {row.name}: {row.failed}")
+def _fail(records: Sequence[Record]) -> None:
+    # Of two records of one training the later one counts: what failed was tried again.
+    trained = {(r["recipe"], r["seed"]): r.get("failed") for r in records if r["kind"] == "train"}
+    failed = {key: reason for key, reason in trained.items() if reason}
+    for (name, _), reason in failed.items():
+        say(f"failed: {name}: {reason}")
     if failed:
         raise typer.Exit(1)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hybridtf.bench import CompareOptions, Subject, compare, read_records, rows_of, select
+from hybridtf.bench import CompareOptions, Subject, compare, read_records, select
 from hybridtf.bench import comparison as module
 from hybridtf.core import ConfigError, NonFiniteError, RecipeError
 from tests.bench.bench_cases import TASK, TRAIN, recipe
@@ -20,8 +20,8 @@ def recipes(*patterns, **train):
 def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("compare")
     said = []
-    rows = compare(recipes("a", "m"), out, seeds=(0, 3), options=OPTIONS, say=said.append)
-    return out, rows, said
+    records = compare(recipes("a", "m"), out, seeds=(0, 3), options=OPTIONS, say=said.append)
+    return out, records, said
 
 
 def test_everything_is_recorded_once(finished):
@@ -47,30 +47,29 @@ def test_the_curve_is_that_of_the_run(finished):
     assert found["failed"] is None
 
 
-def test_rows_are_read_from_the_records(finished):
-    out, rows, _ = finished
-    records = read_records(out / "records.jsonl")
-    assert [row.name for row in rows] == ["a", "m"]
-    row = rows[1]
-    values = [r["value"] for r in select(records, "quality", recipe="m")]
-    assert row.bits_per_byte == pytest.approx(sum(values) / 2)
-    assert row.interval is None  # of several seeds
-    assert row.bigram == select(records, "quality")[0]["baselines"]["bigram"]
-    assert row.peak_bytes == select(records, "memory", recipe="m", phase="train")[0]["peak"]
-    assert row.decode_tokens_per_s == select(records, "speed", recipe="m", phase="decode")[0]["tokens_per_s"]
-    assert set(row.state_bytes) == {1024, 65536}
-    assert set(row.bits_at) == {1, 2}
-    one = rows_of(records, [("m", select(records, "model", recipe="m")[0]["recipe_hash"]), ("none", None)])
-    assert one[0] == row
-    assert one[1].bits_per_byte is None
+def test_the_records_of_these_recipes_come_back(finished):
+    out, records, _ = finished
+    assert records == read_records(out / "records.jsonl")
+    alone = compare(recipes("m"), out, seeds=(0, 3), options=OPTIONS)
+    assert {r["recipe"] for r in alone} == {"m"}
+
+
+def test_another_way_to_measure_is_measured(finished, monkeypatch):
+    out, _, _ = finished
+    monkeypatch.setattr(module, "train", None)
+    other = CompareOptions(**{**vars(OPTIONS), "eval_tokens": 300})
+    more = compare(recipes("m"), out, options=other)
+    found = select(more, "quality", recipe="m", seed=0)
+    assert [r["max_tokens"] for r in found] == [600, 300]
+    assert len(select(more, "extrapolation", recipe="m", seed=0)) == 1
 
 
 def test_a_finished_comparison_does_nothing(finished, monkeypatch):
-    out, rows, _ = finished
+    out, records, _ = finished
     before = (out / "records.jsonl").read_bytes()
     monkeypatch.setattr(module, "train", None)
     said = []
-    assert compare(recipes("a", "m"), out, seeds=(0, 3), options=OPTIONS, say=said.append) == rows
+    assert compare(recipes("a", "m"), out, seeds=(0, 3), options=OPTIONS, say=said.append)[: len(records)] == records
     assert said == []
     assert (out / "records.jsonl").read_bytes() == before
 
@@ -98,10 +97,11 @@ def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch):
     path = tmp_path / "records.jsonl"
     kept = path.read_bytes()
     path.write_bytes(kept + b'{"schema": 1, "kind": "extrap')  # the line that was being written
-    (row,) = compare(recipes("a"), tmp_path, options=OPTIONS)
+    records = compare(recipes("a"), tmp_path, options=OPTIONS)
     assert measured == ["train", "measure_quality", "measure_extrapolation", "measure_extrapolation"]
     assert path.read_bytes().startswith(kept)
-    assert row.bits_at[1] is not None
+    assert records.skipped == 1
+    assert select(records, "extrapolation")[-1]["bits_per_byte"][0] is not None
     assert len(select(read_records(path, skip_corrupt=True), "train")) == 1
 
 
@@ -112,7 +112,7 @@ def test_other_steps_are_another_recipe(tmp_path):
     found = select(read_records(tmp_path / "records.jsonl"), "train")
     assert [r["steps"] for r in found] == [6, 3]
     assert found[0]["recipe_hash"] != found[1]["recipe_hash"]
-    assert plain[0].interval is not None
+    assert {r["recipe_hash"] for r in plain} == {found[0]["recipe_hash"]}
 
 
 def test_a_recipe_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
@@ -124,16 +124,17 @@ def test_a_recipe_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
         return real(recipe, folder, **kwargs)
 
     monkeypatch.setattr(module, "train", train)
-    bad, good = compare(recipes("m", "a"), tmp_path, options=OPTIONS)
-    assert bad.failed == "NonFiniteError: step 1: the loss is not finite"
-    assert bad.bits_per_byte is None
-    assert bad.peak_bytes is not None  # what it costs is known all the same
-    assert good.bits_per_byte is not None
+    records = compare(recipes("m", "a"), tmp_path, options=OPTIONS)
+    bad, good = (select(records, "train", recipe=name)[-1] for name in ("m", "a"))
+    assert bad["failed"] == "NonFiniteError: step 1: the loss is not finite"
+    assert [r["recipe"] for r in select(records, "quality")] == ["a"]
+    assert select(records, "memory", recipe="m")  # what it costs is known all the same
+    assert good["failed"] is None
     # The next attempt tries it again.
     monkeypatch.setattr(module, "train", real)
-    bad, _ = compare(recipes("m", "a"), tmp_path, options=OPTIONS)
-    assert bad.failed is None
-    assert bad.bits_per_byte is not None
+    records = compare(recipes("m", "a"), tmp_path, options=OPTIONS)
+    assert select(records, "train", recipe="m")[-1]["failed"] is None
+    assert select(records, "quality", recipe="m")
 
 
 def test_wrong_work_is_refused(tmp_path):
