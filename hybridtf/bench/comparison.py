@@ -153,7 +153,7 @@ class _Comparison:
     def learn(self, entry: _Entry, seed: int) -> None:
         """Train with one seed and measure what was learnt."""
         subject, config = entry.with_seed(seed), entry.config
-        how = {
+        how: dict[str, dict[str, Any]] = {
             "quality": {"max_tokens": self.options.eval_tokens, "asked_stride": self.options.stride},
             "extrapolation": {"multiples": list(self.options.multiples), "max_documents": self.options.max_documents},
         }
