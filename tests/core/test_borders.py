@@ -232,3 +232,16 @@ def test_raw_weight_only_of_a_linear_that_nothing_changed():
     hooked.register_forward_hook(lambda m, a, y: y)
     parametrised = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
     assert [raw_weight(m) for m in (wrapped, hooked, parametrised, nn.Bilinear(2, 2, 2))] == [None] * 4
+
+
+@torch.no_grad()
+def test_a_refused_crop_names_the_layer_and_leaves_the_state_whole():
+    blocks = {"a": {"mixer": MIXERS["attention"]}, "m": {"mixer": MIXERS["mamba2"]}}
+    model = LanguageModelConfig(vocab_size=9, d_model=8, pattern="a m", blocks=blocks).build(CTX).eval()
+    ids = torch.tensor([[1, 2, 3, 4]])
+    with debug_states():
+        state = model(ids, state=model.init_state(1)).state
+        with pytest.raises(StateError, match=r"state\['layers'\]\[1\]\['mixer'\]\['conv'\]: .*was not given keep"):
+            crop(state, 1)
+        after = model(ids, state=state).logits
+    torch.testing.assert_close(after, model(torch.cat([ids, ids], 1)).logits[:, 4:], rtol=0, atol=1e-11)

@@ -8,9 +8,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from hybridtf.core.errors import StateError
 from hybridtf.core.segments import Segments
-from hybridtf.core.states.leaf import StateLeaf, advanced_length, per_row
+from hybridtf.core.states.leaf import StateLeaf, advanced_length, per_row, refuse
 
 
 class Fixed(StateLeaf):
@@ -58,32 +57,41 @@ class Fixed(StateLeaf):
         self._die(*data.values(), *self.constant.values())
         return new
 
-    def crop(self, n: Tensor | int) -> Self:
+    def crop_refusal(self, n: Tensor | int) -> str | None:
         n = per_row(n, self.length)
-        target = self.length - n
-        kept = self.past_length
-        if kept is None:
-            if bool(n.any()):
-                raise StateError("a recurrent state cannot be cropped: the call that made it was not given keep")
-            kept = torch.empty(len(n), 0, dtype=torch.int64, device=n.device)
-        slots = torch.arange(kept.shape[1], device=kept.device)
-        # The newest snapshot of that length: pads leave equal snapshots behind, and all of them are right.
+        if self.past_length is None:
+            kept = "a recurrent state cannot be cropped: the call that made it was not given keep"
+            return kept if bool(n.any()) else None
+        missing = (self._slots(n) < 0) & (n > 0)
+        if not bool(missing.any()):
+            return None
+        row = int(missing.nonzero()[0])
+        width = self.past_length.shape[1]
+        return f"row {row}: cannot crop {int(n[row])} tokens; only the last {width} columns of this document were kept"
+
+    def _slots(self, n: Tensor) -> Tensor:
+        """(b) the newest snapshot from before the last ``n`` tokens, -1 where there is none."""
+        kept, target = self.past_length, self.length - n
+        if kept is None or not kept.shape[1]:
+            return torch.full_like(n, -1)
+        # Pads leave equal snapshots behind, and all of them are right.
         found = (kept == target[:, None]) & (target >= 0)[:, None]
-        slot = torch.where(found, slots, -1).amax(1) if len(slots) else torch.full_like(n, -1)
-        missing = (slot < 0) & (n > 0)
-        if bool(missing.any()):
-            row = int(missing.nonzero()[0])
-            raise StateError(
-                f"row {row}: cannot crop {int(n[row])} tokens; only the last {len(slots)} columns of this document were kept"
-            )
-        rows = torch.arange(len(slot), device=slot.device)
+        return torch.where(found, torch.arange(kept.shape[1], device=kept.device), -1).amax(1)
+
+    def crop(self, n: Tensor | int) -> Self:
+        refuse(self.crop_refusal(n))
+        n = per_row(n, self.length)
+        slot, rows = self._slots(n), torch.arange(len(n), device=n.device)
+        kept = None if self.past_length is None or not self.past_length.shape[1] else self.past_length
 
         def pick(now: Tensor, past: Tensor) -> Tensor:
             keep_now = (n == 0).view(-1, *[1] * (now.ndim - 1))
             return torch.where(keep_now, now, past[rows, slot.clamp(min=0)])
 
-        data = {k: pick(v, self.past[k]) if len(slots) else v for k, v in self.data.items()}
-        older = torch.where((n == 0)[:, None] | (slots < slot[:, None]), kept, -1)
-        new = type(self)(data, target, self.past, older if len(slots) else None, constant=self.constant)
+        data = {k: v if kept is None else pick(v, self.past[k]) for k, v in self.data.items()}
+        if kept is not None:
+            slots = torch.arange(kept.shape[1], device=kept.device)
+            kept = torch.where((n == 0)[:, None] | (slots < slot[:, None]), kept, -1)
+        new = type(self)(data, self.length - n, self.past, kept, constant=self.constant)
         self._die(*data.values(), *self.past.values(), *self.constant.values())
         return new

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hybridtf.core.errors import LengthError, StateError
 from hybridtf.core.segments import Segments
-from hybridtf.core.states.leaf import StateLeaf, advanced_length, gather_rows, like, per_row, resize
+from hybridtf.core.states.leaf import StateLeaf, advanced_length, gather_rows, like, per_row, refuse, resize
 
 
 class Growing(StateLeaf):
@@ -69,14 +69,17 @@ class Growing(StateLeaf):
         count = None if self._count is None else fn(self._count)
         return type(self)({k: fn(v) for k, v in self.data.items()}, fn(self.length), static=self.static, count=count)
 
-    def crop(self, n: Tensor | int) -> Self:
+    def crop_refusal(self, n: Tensor | int) -> str | None:
         n = per_row(n, self.length)
         short = n > self.length
-        if bool(short.any()):
-            row = int(short.nonzero()[0])
-            raise StateError(
-                f"row {row}: cannot crop {int(n[row])} tokens; its document has {int(self.length[row])} in the state"
-            )
+        if not bool(short.any()):
+            return None
+        row = int(short.nonzero()[0])
+        return f"row {row}: cannot crop {int(n[row])} tokens; its document has {int(self.length[row])} in the state"
+
+    def crop(self, n: Tensor | int) -> Self:
+        refuse(self.crop_refusal(n))
+        n = per_row(n, self.length)
         length, data = self.length - n, self.data
         count = None if self._count is None else (self.valid() & (self.positions() < length[:, None])).sum(1)
         new = type(self)(data, length, static=self.static, count=count)

@@ -116,6 +116,10 @@ class StateLeaf(ABC):
         return self._rebuild(lambda t: t.to(device))
 
     @abstractmethod
+    def crop_refusal(self, n: Tensor | int) -> str | None:
+        """Why :meth:`crop` cannot take back ``n`` tokens; None if it can."""
+
+    @abstractmethod
     def crop(self, n: Tensor | int) -> Self:
         """The state before the row's last ``n`` (int or (b)) real tokens; consumes this leaf, whose memory it may share.
 
@@ -134,6 +138,12 @@ class StateLeaf(ABC):
                 if t.is_floating_point() and not t.requires_grad and t.untyped_storage().data_ptr() not in alive:
                     t.fill_(float("nan"))
         self._data = None
+
+
+def refuse(reason: str | None) -> None:
+    """Raise :class:`StateError` with a reason, if there is one."""
+    if reason is not None:
+        raise StateError(reason)
 
 
 def per_row(n: Tensor | int, length: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hybridtf.core.errors import StateError
 from hybridtf.core.segments import Segments
-from hybridtf.core.states.leaf import StateLeaf, advanced_length, gather_rows, like, per_row, ring_positions
+from hybridtf.core.states.leaf import StateLeaf, advanced_length, gather_rows, like, per_row, refuse, ring_positions
 
 
 class Ring(StateLeaf):
@@ -58,17 +58,22 @@ class Ring(StateLeaf):
         """(b s) bool: slots that hold a token."""
         return self.positions() >= 0
 
-    def crop(self, n: Tensor | int) -> Self:
+    def crop_refusal(self, n: Tensor | int) -> str | None:
         n = per_row(n, self.length)
         left = self.length - n
         short = (n > 0) & ((left < 0) | ((left - self.window + 1).clamp(min=0) < self.oldest))
-        if bool(short.any()):
-            row = int(short.nonzero()[0])
-            held = int(self.length[row] - self.oldest[row])
-            raise StateError(
-                f"row {row}: cannot crop {int(n[row])} tokens; a window of {self.window} with {held} tokens held allows "
-                f"{max(held - self.window + 1, 0) if int(self.oldest[row]) else held}"
-            )
+        if not bool(short.any()):
+            return None
+        row = int(short.nonzero()[0])
+        held = int(self.length[row] - self.oldest[row])
+        allowed = max(held - self.window + 1, 0) if int(self.oldest[row]) else held
+        return (
+            f"row {row}: cannot crop {int(n[row])} tokens; a window of {self.window} with {held} tokens held allows {allowed}"
+        )
+
+    def crop(self, n: Tensor | int) -> Self:
+        refuse(self.crop_refusal(n))
+        left = self.length - per_row(n, self.length)
         data = self.data
         new = type(self)(data, left, window=self.window, oldest=torch.minimum(self.oldest, left))
         self._die(*data.values())

@@ -36,7 +36,14 @@ def reorder(state: State, index: Tensor) -> State:
 
 
 def crop(state: State, n: Tensor | int) -> State:
-    """The state before each row's last ``n`` real tokens; raises :class:`StateError` where a leaf kept too little."""
+    """The state before each row's last ``n`` real tokens; consumes it.
+
+    Raises :class:`StateError`, naming the leaf, where one kept too little; the state is then whole.
+    """
+    for path, leaf in pytree.tree_leaves_with_path(state, is_leaf=_is_leaf):
+        reason = leaf.crop_refusal(n) if isinstance(leaf, StateLeaf) else None
+        if reason is not None:
+            raise StateError(f"state{pytree.keystr(path)}: {reason}")
     return map_state(lambda leaf: leaf.crop(n), state)
 
 
