@@ -28,7 +28,11 @@ if TYPE_CHECKING:
         SequenceMixer,
         SequenceMixerConfig,
         TaskConfig,
+        crop,
         init,
+        reorder,
+        restore,
+        snapshot,
     )
     from hybridtf.hookspecs import hookimpl
     from hybridtf.models import GenerationConfig, LanguageModelConfig, generate, stream
@@ -41,7 +45,7 @@ _WHERE = {
     "core": (
         "BuildContext", "ChannelMixer", "ChannelMixerConfig", "Component", "ConfigError", "Fixed", "Growing", "HybridTFError",
         "Kernel", "KernelRequest", "ParamSpec", "Preset", "Ring", "Segments", "SequenceMixer", "SequenceMixerConfig",
-        "TaskConfig", "init",
+        "TaskConfig", "crop", "init", "reorder", "restore", "snapshot",
     ),
     "hookspecs": ("hookimpl",),
     "models": ("GenerationConfig", "LanguageModelConfig", "generate", "stream"),
@@ -52,10 +56,11 @@ _WHERE = {
 _ROOM = {name: room for room, names in _WHERE.items() for name in names}
 
 __all__ = [
-    "BuildContext", "ChannelMixer", "ChannelMixerConfig", "Component", "ConfigError", "Fixed", "GenerationConfig", "Growing",
-    "HybridTFError", "Kernel", "KernelRequest", "LanguageModelConfig", "ParamSpec", "Preset", "Recipe", "Ring", "Segments",
-    "SequenceMixer", "SequenceMixerConfig", "TaskConfig", "compare", "generate", "hookimpl", "init", "load_model",
-    "load_recipe", "load_run", "save_model", "stream", "to_toml", "train",
+    "BuildContext", "ChannelMixer", "ChannelMixerConfig", "Component", "ConfigError", "Fixed", "GenerationConfig",
+    "Growing", "HybridTFError", "Kernel", "KernelRequest", "LanguageModelConfig", "ParamSpec", "Preset", "Recipe",
+    "Ring", "Segments", "SequenceMixer", "SequenceMixerConfig", "TaskConfig", "compare", "crop", "generate", "hookimpl",
+    "init", "load_model", "load_recipe", "load_run", "reorder", "restore", "save_model", "snapshot", "stream",
+    "to_toml", "train",
 ]
 
 

@@ -221,7 +221,7 @@ class _Comparison:
             same = {"phase": phase, "batch_size": batch_size, "length": length}
             if all(self.done("speed", entry.subject, **same) for entry in entries):
                 continue
-            self.say(f"speed of {phase}, {len(entries)} recipes in turn")
+            self.say(f"speed of {phase}" + (f", {len(entries)} recipes in turn" if len(entries) > 1 else ""))
             first, *others = [entry.subject for entry in entries]
             for record in measure_speed(
                 first, phases=(phase,), batch_size=batch_size, length=length, repeats=self.options.repeats,

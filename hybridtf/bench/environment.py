@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,19 @@ import torch
 
 import hybridtf
 from hybridtf.core import active
-
-_GIT_SECONDS = 10
+from hybridtf.recipe.provenance import commit
 
 
 def environment() -> dict[str, Any]:
     """``python torch hybridtf`` versions, ``plugins`` (name -> version), ``os cpu cores threads memory`` (bytes of main
     memory), ``gpu`` (name, or None), ``commit`` of the working directory's git checkout (or None) and whether it is
     ``dirty``."""
-    commit, dirty = _commit()
+    revision, dirty = commit()
     return {
         "python": platform.python_version(), "torch": str(torch.__version__), "hybridtf": hybridtf.__version__,
         "plugins": {name: version for name, version in active().plugins.items() if name != "hybridtf"},
         "os": platform.platform(), "cpu": _cpu_model(), "cores": _cores(), "threads": torch.get_num_threads(),
-        "memory": _memory(), "gpu": _gpu(), "commit": commit, "dirty": dirty,
+        "memory": _memory(), "gpu": _gpu(), "commit": revision, "dirty": dirty,
     }
 
 
@@ -61,18 +59,3 @@ def _memory() -> int | None:
 @functools.cache
 def _gpu() -> str | None:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
-
-
-@functools.cache
-def _commit() -> tuple[str | None, bool | None]:
-    """Asked once: what runs is what was there when it was loaded."""
-    commit = _git("rev-parse", "HEAD")
-    return (None, None) if commit is None else (commit, bool(_git("status", "--porcelain", "--untracked-files=no")))
-
-
-def _git(*command: str) -> str | None:
-    try:
-        done = subprocess.run(["git", *command], capture_output=True, text=True, timeout=_GIT_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

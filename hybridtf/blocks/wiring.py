@@ -94,6 +94,18 @@ class Wiring(Block):
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         return {name: part.init_state(batch_size, max_len) for name, part in self.parts().items()}
 
+    def _check_result(self, name: str, part: Any, x: Tensor, result: Any) -> None:
+        expected = "(y, state, Extras)" if part.extra_results() else "(y, state)"
+        said = f"{self.where}.{name}: {self.config_of(name).type_name()!r} "
+        if not isinstance(result, tuple) or len(result) != (3 if part.extra_results() else 2):
+            got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+            raise PluginError(f"{said}must return {expected}, got {got}")
+        if result[0].shape != x.shape:
+            raise PluginError(
+                f"{said}returned shape {tuple(result[0].shape)} for an input of {tuple(x.shape)}; it must return the shape "
+                "it was given"
+            )
+
     def branch(
         self, name: str, x: Tensor, seen: BranchResult, *, segments: Segments | None, state: State | None,
         context: Context | None, keep: int,
@@ -106,16 +118,12 @@ class Wiring(Block):
         if part.reads:
             options["edges"] = {edge: seen.edges[edge] for edge in part.reads}
         result = part(x, **options)
+        self._check_result(name, part, x, result)
         extras: Extras = result[2] if part.extra_results() else Extras()
         seen.edges.update(extras.edges)
         for loss, (total, count) in extras.losses.items():
             before = seen.losses.get(loss)
             seen.losses[loss] = (total, count) if before is None else (before[0] + total, before[1] + count)
         seen.state[name] = result[1]
-        if result[0].shape != x.shape:
-            raise PluginError(
-                f"{self.where}.{name}: {self.config_of(name).type_name()!r} returned shape {tuple(result[0].shape)} "
-                f"for an input of {tuple(x.shape)}; it must return the shape it was given"
-            )
         y: Tensor = self.drop_path(self.dropout(result[0]))
         return y

@@ -34,9 +34,10 @@ def train(
 ) -> None:
     """Train a recipe into a run folder.
 
-    Ctrl-C finishes the step and saves; --resume continues bit for bit.
+    Ctrl-C or SIGTERM finishes the step and saves; --resume continues bit for bit.
     """
     from hybridtf.train import train as run
+    from hybridtf.train.progress import counted
 
     if recipe is None and not resume:
         raise typer.BadParameter("a new run needs a recipe", param_hint="RECIPE")
@@ -48,10 +49,12 @@ def train(
     with interruptible(f"what was saved before is in {output}"):
         result = run(made, output, device=choose_device(device), resume=resume, init_from=from_)
     held_out = ""
-    if result.evaluation is not None:
-        scores = [f"{name} {value:.4f}" for name, value in result.evaluation.metrics.items()]
+    if result.metrics is not None:
+        scores = [f"{name} {value:.4f}" for name, value in result.metrics.items()]
         held_out = f"; held out: {', '.join(scores)}"
-    print_text(f"{result.path}: {result.steps} steps, {result.tokens:,} tokens, {result.seconds:.0f} s{held_out}")
+    times = f"{result.seconds:.0f} s of training, {result.eval_seconds:.0f} s of evaluation"
+    done = f"{counted(result.steps, 'step')}, {counted(result.tokens, 'scored token')}"
+    print_text(f"{result.path}: {done}, {times}{held_out}")
 
 
 def evaluate(

@@ -117,10 +117,12 @@ class Mamba2(SequenceMixer):
         }
 
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
-        conv = self.conv.init_state(batch_size)
-        shape = (batch_size, self.n_heads, self.config.d_state, self.config.head_dim)
-        S = torch.zeros(shape, dtype=accumulation_dtype(self.ssd.dtype), device=self.ssd.device)
-        return {"conv": conv, "ssm": Fixed({"S": S}, conv.length.clone())}
+        shapes = {"S": (self.n_heads, self.config.d_state, self.config.head_dim)}
+        dtype = accumulation_dtype(self.ssd.dtype)
+        return {
+            "conv": self.conv.init_state(batch_size),
+            "ssm": Fixed.empty(batch_size, shapes, dtype=dtype, device=self.ssd.device),
+        }
 
     def forward(
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, context: Context | None = None,

@@ -66,6 +66,8 @@ def stream(
     """
     config = config or GenerationConfig()
     for row, prompt in enumerate(prompts):
+        if not isinstance(prompt, Sequence | Tensor):
+            raise DataError(f"prompts are sequences of token ids, one each; prompt {row} is of type {type(prompt).__name__}")
         if not len(prompt):
             raise DataError(f"prompt {row} is empty; give at least one token")
     if not len(prompts):

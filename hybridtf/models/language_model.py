@@ -23,14 +23,13 @@ from hybridtf.core import (
     NormConfig,
     Segments,
     State,
+    StateError,
     StemConfig,
     active,
     init_parameters,
     leaves,
 )
-from hybridtf.core import (
-    Stack as StackView,
-)
+from hybridtf.core import Stack as StackView
 from hybridtf.models.compose import add_losses, build_stack
 from hybridtf.models.heads import LMHeadConfig
 from hybridtf.models.pattern import expand_pattern, print_pattern
@@ -149,6 +148,7 @@ class LanguageModel(nn.Module):
         consumed; with ``keep`` the new state can be cropped by that many tokens. ``logits = "last"`` computes only those
         of each row's last real token.
         """
+        self._check_call(token_ids, segments, state)
         states: Mapping[str, State] = state or dict.fromkeys(("stem", "layers", "head"))
         x, stem_state, extras = self.stem(token_ids, segments=segments, state=states["stem"], keep=keep)
         out = self.stack(x, extras.edges, segments=segments, state=states["layers"], keep=keep)
@@ -168,6 +168,15 @@ class LanguageModel(nn.Module):
                 scores = None if logits == "none" else _last_real(scores, segments) if whole else scores[:, 0]
         new_state = None if state is None else {"stem": stem_state, "layers": out.state, "head": head_state}
         return LanguageModelOutput(scores, new_state, losses)
+
+    def _check_call(self, token_ids: Tensor, segments: Segments | None, state: State | None) -> None:
+        if token_ids.ndim != 2 or token_ids.dtype != torch.int64:
+            raise DataError(f"token ids must be int64 of shape (b, t); got {token_ids.dtype} {tuple(token_ids.shape)}")
+        if segments is not None and segments.ids.shape != token_ids.shape:
+            raise DataError(f"segments are of shape {tuple(segments.ids.shape)}, the token ids {tuple(token_ids.shape)}")
+        for leaf in leaves(state)[:1]:
+            if leaf.batch_size != token_ids.shape[0]:
+                raise StateError(f"the state has {leaf.batch_size} rows, the token ids {token_ids.shape[0]}")
 
     def loss(self, inputs: Tensor, targets: Tensor, segments: Segments | None = None) -> Loss:
         """Cross-entropy of ``targets`` (b t; -100 is not scored) given ``inputs`` (b t), in float32 at least."""

@@ -28,7 +28,7 @@ def save_weights(model: nn.Module, path: Path) -> None:
     tensors = {name: t.detach().cpu().contiguous() for name, t in canonical_tensors(model).items()}
     with atomic_file(path) as temporary:
         try:
-            save_file(tensors, temporary, metadata={"format": "pt", "library": "hybridtf"})
+            save_file(tensors, temporary, metadata={"format": "pt"})
         except SafetensorError as error:
             raise OSError(str(error)) from error
 

@@ -26,9 +26,8 @@ class ShortConv(nn.Module):
     def init_state(self, batch_size: int) -> Fixed:
         """The last ``d_conv - 1`` inputs of each row's document, zeros before its start."""
         conv = self.short_conv
-        shape = (batch_size, self.d_conv - 1, self.weight.shape[0])
-        window = torch.zeros(shape, dtype=conv.compute_dtype, device=conv.device)
-        return Fixed({"window": window}, torch.zeros(batch_size, dtype=torch.int64, device=conv.device))
+        shapes = {"window": (self.d_conv - 1, self.weight.shape[0])}
+        return Fixed.empty(batch_size, shapes, dtype=conv.compute_dtype, device=conv.device)
 
     def forward(self, x: Tensor, segments: Segments | None, state: Fixed | None) -> tuple[Tensor, Fixed | None]:
         """x (b t c) to y (b t c), and the state after it (None without one)."""

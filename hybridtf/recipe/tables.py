@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import re
-import subprocess
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -13,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, Field, PlainValidator
 
 from hybridtf.core import Component, ConfigError, ConfigTable, ModelConfig, TaskConfig, active
 from hybridtf.core.registry import BUILT_IN, own_version
+from hybridtf.recipe.provenance import commit
 
 DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 """The name of a distribution."""
@@ -80,16 +80,12 @@ class Recipe(ConfigTable):
         used = Resolved(
             python=platform.python_version(), torch=str(torch.__version__),
             hybridtf=own_version(), plugins=plugins,
-             kernels={module: dict(phases) for module, phases in (kernels or {}).items()},
+            kernels={module: dict(phases) for module, phases in (kernels or {}).items()},
             commit=_commit(), seed=seed,
         )
         return self.model_copy(update={"meta": self.meta.model_copy(update={"resolved": used})})
 
 
 def _commit() -> str | None:
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
+    found, dirty = commit()
+    return f"{found}-dirty" if found and dirty else found

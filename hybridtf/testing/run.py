@@ -91,6 +91,32 @@ def _cannot(subject: Subject) -> Mapping[str, str]:
     return {law: reason for law, reason in _declared(module) if law in LAWS}
 
 
+def _not_built(subject: Subject) -> str | None:
+    """Why the component cannot be built; None if it can, or if that is for the laws to say."""
+    try:
+        subject.build_plain()
+    except NotApplicableError:
+        return None
+    except KernelError:
+        return None
+    except HybridTFError as error:
+        return str(error)
+    except PLUGIN_FAULTS as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _declarations(subject: Subject, name: str) -> list[CheckResult]:
+    """A result for each declaration of a law that does not exist."""
+    try:
+        module = subject.build_plain()
+    except (*PLUGIN_FAULTS, NotApplicableError):
+        return []
+    unknown = [law for law, _ in _declared(module) if law not in LAWS]
+    messages = [f"declares that it cannot {law!r}, which is no law. {known_names(law, LAWS)}" for law in unknown]
+    return [CheckResult(name, "cannot", False, message, 0.0) for message in messages]
+
+
 def _declared(module: nn.Module) -> Iterator[tuple[str, str]]:
     for part in module.modules():
         yield from getattr(part, "cannot", {}).items()
@@ -126,8 +152,15 @@ def run_checks(
     """Every law of the kind (or those named) on one component; a broken one is a result, not an exception."""
     subject = Subject(kind, config, d_model, seed)
     cannot = _cannot(subject)
-    results = []
+    unbuilt = _not_built(subject)
+    name = f"{kind}/{subject.name}"
+    results = _declarations(subject, name)
     for law in laws_for(kind) if laws is None else laws:
+        if unbuilt is not None and law != "config":
+            reached = any(not r.ok for r in results)
+            message = "not reached: it cannot be built" if reached else unbuilt
+            results.append(CheckResult(name, law, reached, message, 0.0, reached))
+            continue
         started = time.perf_counter()
         ok, skipped, message = True, False, ""
         try:
@@ -139,7 +172,7 @@ def run_checks(
         except PLUGIN_FAULTS as error:
             ok, message = False, f"{type(error).__name__}: {error}"
         seconds = time.perf_counter() - started
-        results.append(CheckResult(f"{kind}/{subject.name}", law, ok, message, seconds, skipped))
+        results.append(CheckResult(name, law, ok, message, seconds, skipped))
     return results
 
 

@@ -3,7 +3,7 @@
 from hybridtf.train.checkpoint import LoadedRun, RunFolder, load_model, load_run, save_model
 from hybridtf.train.config import RoleOptions, TrainConfig, train_config
 from hybridtf.train.evaluate import DocumentScore, EvalResult, evaluate
-from hybridtf.train.interrupt import Interrupted
+from hybridtf.train.interrupt import Interrupted, Terminated
 from hybridtf.train.log import read_log
 from hybridtf.train.loop import train
 from hybridtf.train.optimizer import build_optimizer, parameter_groups

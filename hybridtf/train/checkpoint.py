@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from hybridtf.train.config import TrainConfig
 WEIGHTS, RECIPE = "weights.safetensors", "recipe.toml"
 TRAINER_TENSORS, TRAINER = "trainer.safetensors", "trainer.json"
 CHECKPOINTS, LATEST = "checkpoints", "latest"
+MODEL_FILES, TRAINER_FILES = (WEIGHTS, RECIPE), (TRAINER_TENSORS, TRAINER)
 
 _STEP = re.compile(r"step-(\d{8,})")
 
@@ -127,13 +128,19 @@ def _main_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
 
 def _step_of(folder: Path) -> int | None:
     found = _STEP.fullmatch(folder.name.removeprefix(".").removesuffix(".old"))
-    return int(found[1]) if found and (folder / TRAINER).is_file() else None
+    in_run = folder.parent.name == CHECKPOINTS or (folder / TRAINER).is_file()
+    return int(found[1]) if found and in_run else None
+
+
+def _missing(folder: Path, names: Sequence[str]) -> list[Path]:
+    return [folder / name for name in names if not (folder / name).is_file()]
 
 
 def _write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
-        save_file(plain, path, metadata={"format": "pt", "library": "hybridtf"})
+        # One key alone: their order in the file is not fixed, and equal tensors are to give equal bytes.
+        save_file(plain, path, metadata={"format": "pt"})
         path.chmod(0o644)
     except SafetensorError as error:
         # Its only way to say that the disk is full; atomic_folder turns the OSError into ours.
@@ -161,31 +168,40 @@ class RunFolder:
         self.recipe = self.path / RECIPE
 
     def latest(self) -> Path | None:
-        """The newest complete checkpoint, None where there is none."""
-        steps = self._complete()
+        """The newest checkpoint whose model is whole, None where there is none.
+
+        That is the one that the file ``latest`` names: raises :class:`CheckpointError` where a file of its model is
+        missing, since an older one would be another model. Only a name of no folder is passed over.
+        """
+        folders = self._folders()
         try:
             name = (self.checkpoints / LATEST).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError):
             name = ""
         named = _STEP.fullmatch(name)
-        if named and int(named[1]) in steps:
-            return steps[int(named[1])]
+        if named and int(named[1]) in folders:
+            return self._whole(folders[int(named[1])])
         # The pointer is written after the first checkpoint; a kill between the two leaves it missing.
-        return steps[max(steps)] if steps else None
+        steps = [step for step, folder in folders.items() if not _missing(folder, MODEL_FILES)]
+        return folders[max(steps)] if steps else None
 
     def find(self, step: int) -> Path | None:
-        """The complete checkpoint of ``step``, None where there is none."""
-        return self._complete().get(step)
+        """The checkpoint of ``step`` with all that a resumed run needs, None where there is none."""
+        folder = self._folders().get(step)
+        return None if folder is None or _missing(folder, MODEL_FILES + TRAINER_FILES) else folder
 
     def checkpoint(self, step: int | None = None) -> Path:
-        """The checkpoint of ``step``, or the newest; raises :class:`CheckpointError` naming those that are there."""
-        steps = self._complete()
-        found = self.latest() if step is None else steps.get(step)
+        """The checkpoint of ``step``, or the newest, with its model whole; what a resumed run needs may be missing.
+
+        Raises :class:`CheckpointError` naming the file that is missing, or the steps that are there.
+        """
+        folders = self._folders()
+        found = self.latest() if step is None else folders.get(step)
         if found is None:
-            have = ", ".join(map(str, sorted(steps))) or "none"
+            have = ", ".join(map(str, sorted(folders))) or "none"
             which = "" if step is None else f" of step {step}"
             raise CheckpointError(f"{self.path}: has no checkpoint{which}. Steps: {have}")
-        return found
+        return self._whole(found)
 
     def save(self, step: int, model: nn.Module, recipe: Recipe, state: TrainerState) -> Path:
         """Write the checkpoint of ``step`` and point ``latest`` at it; older ones stay, see :meth:`prune`."""
@@ -201,7 +217,7 @@ class RunFolder:
 
     def prune(self, keep: int, newest: int) -> None:
         """Remove all but the ``keep`` last checkpoints up to step ``newest``."""
-        for step in sorted(step for step in self._complete() if step <= newest)[:-keep]:
+        for step in sorted(step for step in self._folders() if step <= newest)[:-keep]:
             self._remove(self.checkpoints / f"step-{step:08d}")
 
     def clean(self) -> None:
@@ -210,21 +226,29 @@ class RunFolder:
             name = leftover.name.removeprefix(".")
             if name.startswith(f"{LATEST}."):
                 leftover.unlink(missing_ok=True)
-            elif _STEP.match(name) and leftover not in self._complete().values():
+            elif _STEP.match(name) and leftover not in self._folders().values():
                 shutil.rmtree(leftover, ignore_errors=True)
 
     def write_recipe(self, recipe: Recipe) -> None:
         with atomic_file(self.recipe) as temporary:
             temporary.write_text(to_toml(recipe), encoding="utf-8")
 
-    def _complete(self) -> dict[int, Path]:
-        """Complete checkpoints by step. One that was being replaced when the run was killed lies under its old name."""
+    def _whole(self, folder: Path) -> Path:
+        missing = _missing(folder, MODEL_FILES)
+        if missing:
+            others = [step for step, f in self._folders().items() if f != folder and not _missing(f, MODEL_FILES)]
+            hint = f"; steps whose model is whole: {', '.join(map(str, sorted(others)))}" if others else ""
+            raise CheckpointError(f"{missing[0]}: no such file, so this checkpoint cannot be used{hint}")
+        return folder
+
+    def _folders(self) -> dict[int, Path]:
+        """Checkpoints by step. One that was being replaced when the run was killed lies under its old name."""
         found: dict[int, Path] = {}
         for folder in self.checkpoints.glob("*step-*"):
             name = folder.name
             old = name.startswith(".") and name.endswith(".old")
             match = _STEP.fullmatch(name.removeprefix(".").removesuffix(".old") if old else name)
-            if match and (folder / TRAINER).is_file() and (not old or not folder.with_name(match[0]).exists()):
+            if match and folder.is_dir() and (not old or not folder.with_name(match[0]).exists()):
                 found[int(match[1])] = folder
         return found
 
@@ -242,8 +266,12 @@ class RunFolder:
 def read_trainer_state(folder: Path) -> TrainerState:
     """The trainer's part of a checkpoint; raises :class:`CheckpointError` where it is missing or corrupt."""
     file = folder / TRAINER
-    if not file.is_file():
-        raise CheckpointError(f"{file}: no such file; this folder holds a model, not a run that can be resumed")
+    missing = _missing(folder, TRAINER_FILES)
+    if missing:
+        raise CheckpointError(
+            f"{missing[0]}: no such file; this folder holds a model, not a run that can be resumed. A new run can "
+            "start from its weights"
+        )
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

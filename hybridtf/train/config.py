@@ -16,6 +16,7 @@ from hybridtf.recipe import Recipe
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
 EvalContext: TypeAlias = Literal["window", "document"]
 CheckpointLayers: TypeAlias = Literal["none", "all"] | int | tuple[int, ...]
+EvalTokens: TypeAlias = Literal["all"] | Annotated[int, Field(ge=0)]
 
 
 class RoleOptions(ConfigTable):
@@ -43,6 +44,13 @@ def _layers(value: Any) -> CheckpointLayers:
     raise ConfigError(f"must be 'none', 'all', n > 0 (every n-th layer) or a list of layers, got {value!r}{hint}")
 
 
+def _eval_tokens(value: Any) -> EvalTokens:
+    if value == "all" or (type(value) is int and value >= 0):
+        return typing.cast(EvalTokens, value)
+    raise ConfigError(f"must be 'all' or a number of tokens (0: no evaluation), got {value!r}")
+
+
+EvalTokensField = Annotated[EvalTokens, PlainValidator(_eval_tokens, json_schema_input_type=EvalTokens)]
 LayersField = Annotated[CheckpointLayers, PlainValidator(_layers, json_schema_input_type=CheckpointLayers)]
 
 
@@ -98,12 +106,12 @@ class TrainConfig(ConfigTable):
     log_every: int = Field(default=10, gt=0)
     eval_every: int | None = Field(default=None, gt=0)
     """Steps between evaluations; not given: only at the end."""
-    eval_tokens: int | None = Field(default=None, ge=0)
-    """At most this many held-out tokens an evaluation; not given: all; 0: no evaluation."""
+    eval_tokens: EvalTokensField = 100_000
+    """At most this many held-out tokens an evaluation, the first of every document; ``"all"``; 0: no evaluation."""
     eval_context: EvalContext = "window"
     """What a held-out token is predicted from: a window of ``seq_len`` tokens, or its document from the start."""
     save_every: int = Field(default=500, gt=0)
-    """Steps between checkpoints; one is always saved at the end and on Ctrl-C."""
+    """Steps between checkpoints; one is always saved at the end, on Ctrl-C and on SIGTERM."""
     keep_checkpoints: int = Field(default=2, gt=0)
 
     @model_validator(mode="after")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +14,34 @@ from hybridtf.core.files import atomic_file
 class Log:
     """Appends to ``path``, which is made anew, or with ``after`` cut to the lines up to that step.
 
-    A line that a kill tore is dropped too. ``redo``: an event whose line of the step ``after`` will be written again.
-    ``found``: the events that the step ``after`` has.
+    A line that a kill tore is dropped too. ``found``: the lines that the step ``after`` has, by event.
     """
 
-    def __init__(self, path: Path, *, after: int | None = None, redo: str | None = None) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, after: int | None = None) -> None:
+        self.path, self.after = path, after
         kept = [] if after is None else [line for line in read_log(path) if line["step"] <= after]
-        kept = [line for line in kept if (line["step"], line.get("event")) != (after, redo)]
-        self.found = {line.get("event") for line in kept if line["step"] == after}
-        with atomic_file(path) as temporary:
-            temporary.write_text("".join(_line(line) for line in kept), encoding="utf-8")
+        self.found = {str(line.get("event")): line for line in kept if line["step"] == after}
+        self._rewrite(kept)
 
     def write(self, event: str, step: int, values: Mapping[str, Any]) -> None:
-        """Add one line. Raises :class:`CheckpointError` where the disk refuses."""
+        """Add one line, in place of the one that ``found`` has of it, which is there until the new one is.
+
+        Raises :class:`CheckpointError` where the disk refuses.
+        """
+        line = {"event": event, "step": step, **values}
+        if step == self.after and event in self.found:
+            kept = [other for other in read_log(self.path) if (other.get("event"), other["step"]) != (event, step)]
+            self._rewrite([*kept, line])
+            return
         try:
             with self.path.open("a", encoding="utf-8") as handle:
-                handle.write(_line({"event": event, "step": step, **values}))
+                handle.write(_line(line))
         except OSError as error:
             raise CheckpointError(f"{self.path}: could not be written ({error.strerror or error})") from error
+
+    def _rewrite(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        with atomic_file(self.path) as temporary:
+            temporary.write_text("".join(_line(line) for line in lines), encoding="utf-8")
 
 
 def _line(values: Mapping[str, Any]) -> str:

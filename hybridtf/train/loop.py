@@ -13,7 +13,7 @@ import torch
 from hybridtf.core import CheckpointError, ConfigError
 from hybridtf.recipe import Recipe
 from hybridtf.train.checkpoint import RunFolder, read_recipe
-from hybridtf.train.interrupt import CtrlC
+from hybridtf.train.interrupt import StopSignals
 from hybridtf.train.progress import Reporter, Style
 from hybridtf.train.run import Run, StepReport, TrainResult, step_of
 from hybridtf.train.trainer_state import refuse_changes
@@ -29,11 +29,13 @@ def train(
     how long and how often). ``init_from``: start from the weights of a run, checkpoint or model folder, with a fresh
     optimizer. ``device``: a GPU if there is one. torch's random states are left as they were.
 
-    Raises :class:`Interrupted` after Ctrl-C, with the step finished and saved; :class:`NonFiniteError` at the first
-    loss or gradient that is not finite; :class:`CheckpointError`, :class:`ConfigError`, :class:`DataError` for wrong
+    Raises :class:`Interrupted` after Ctrl-C and :class:`Terminated` after SIGTERM, with the step finished and saved;
+    :class:`NonFiniteError` at the first loss or gradient that is not finite; :class:`CheckpointError`, :class:`ConfigError`, :class:`DataError` for wrong
     input.
     """
     folder = RunFolder(out_dir)
+    if folder.path.exists() and not folder.path.is_dir():
+        raise CheckpointError(f"{folder.path}: is a file; give a folder")
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if resume and init_from is not None:
         raise ConfigError("resume continues a run and init_from starts one: give one of them")
@@ -41,7 +43,7 @@ def train(
     with torch.random.fork_rng(devices=[chosen] if chosen.type == "cuda" else []):
         run = Run(recipe, folder, chosen, on_step)
         run.start(resume=resume, init_from=init_from)
-        with Reporter(run.total, progress) as run.reporter, CtrlC() as run.ctrl_c:
+        with Reporter(run.total, progress) as run.reporter, StopSignals() as run.stop:
             return run.loop()
 
 

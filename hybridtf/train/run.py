@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -18,14 +18,14 @@ from hybridtf.models.weights import load_weights
 from hybridtf.recipe import Recipe
 from hybridtf.tasks import Batch, Stream, Task
 from hybridtf.train.checkpoint import WEIGHTS, RunFolder, find_checkpoint, read_trainer_state
-from hybridtf.train.config import TrainConfig, train_config
+from hybridtf.train.config import EvalTokens, TrainConfig, train_config
 from hybridtf.train.evaluate import EvalResult, evaluate
-from hybridtf.train.interrupt import CtrlC, Interrupted
+from hybridtf.train.interrupt import StopSignals
 from hybridtf.train.log import Log
 from hybridtf.train.nonfinite import locate
 from hybridtf.train.optimizer import build_optimizer, set_lr
 from hybridtf.train.precision import DTYPES, check_precision, make_scaler
-from hybridtf.train.progress import Reporter
+from hybridtf.train.progress import Reporter, counted
 from hybridtf.train.recompute import set_checkpointed
 from hybridtf.train.schedule import lr_factor, warmup_steps
 from hybridtf.train.step import Sums, accumulate, check_loss_weights, clip
@@ -49,7 +49,12 @@ class StepReport:
 
 @dataclass(frozen=True, eq=False)
 class TrainResult:
-    """A finished run: its folder, last checkpoint, the model, and the last evaluation (None: none was asked for)."""
+    """A finished run: its folder, last checkpoint, the model, and what the last evaluation found.
+
+    ``tokens``: those that training scored. ``seconds``: of training; ``eval_seconds``: of evaluation, in this call.
+    ``metrics``: of the evaluation at the end, None where none was asked for. ``evaluation``: all of it, where this call
+    made it; a finished run that is resumed is not evaluated again.
+    """
 
     path: Path
     checkpoint: Path
@@ -59,6 +64,8 @@ class TrainResult:
     tokens: int
     seconds: float
     evaluation: EvalResult | None
+    metrics: Mapping[str, float] | None
+    eval_seconds: float
 
 
 @runtime_checkable
@@ -82,14 +89,14 @@ def planned_steps(config: TrainConfig, stream: Stream) -> int:
 
 
 class _StopEvaluation(Exception):
-    """Ctrl-C during an evaluation, which has nothing to finish."""
+    """Ctrl-C or SIGTERM during an evaluation, which has nothing to finish."""
 
 
 class Run:
     """One run: what it is made of, and its loop."""
 
     reporter: Reporter
-    ctrl_c: CtrlC
+    stop: StopSignals
 
     def __init__(
         self, recipe: Recipe, folder: RunFolder, device: torch.device, on_step: Callable[[StepReport], None] | None
@@ -120,6 +127,9 @@ class Run:
         self.bytes_per_token = _bytes_per_token(self.task)
         self.counters = Counters()
         self.evaluation: EvalResult | None = None
+        self.metrics: Mapping[str, float] | None = None
+        self.eval_seconds = 0.0
+        self.resumed = False
 
     # -- start -----------------------------------------------------------------------------------------------------
 
@@ -136,9 +146,9 @@ class Run:
                 read_trainer_state(found), self.stream, self.optimizer, self.scaler, self.device, where=str(found)
             )
             if self.counters.step > self.total:
-                raise ConfigError(f"the run is at step {self.counters.step}, past the {self.total} steps asked for")
-        at, finished = self.counters.step, self.counters.step == self.total
-        self.log = Log(self.folder.log, after=at if resume else None, redo="eval" if finished else None)
+                raise ConfigError(f"the run is at step {self.counters.step}, past the {counted(self.total, 'step')} asked for")
+        self.resumed = resume
+        self.log = Log(self.folder.log, after=self.counters.step if resume else None)
         self.folder.write_recipe(self.recipe)
         self.model.train()
         if self.config.compile:
@@ -150,8 +160,10 @@ class Run:
 
     def loop(self) -> TrainResult:
         config, counters = self.config, self.counters
+        if self.resumed:
+            self.reporter.resuming(counters.step)
         if self.evaluation_due() and "eval" not in self.log.found:
-            self.evaluate()  # Ctrl-C cut it off before the run was resumed
+            self.evaluate()  # a signal cut it off before the run was resumed
         while counters.step < self.total:
             self.step()
             at_end = counters.step == self.total
@@ -159,16 +171,17 @@ class Run:
                 self.write_log()
             if self.evaluation_due():
                 self.evaluate()
-            if counters.step % config.save_every == 0 or at_end or self.ctrl_c.pressed:
+            if counters.step % config.save_every == 0 or at_end or self.stop.received:
                 self.save()
-            if self.ctrl_c.pressed and not at_end:
-                raise Interrupted(counters.step, self.folder.checkpoint(counters.step))
-        self.evaluate()
-        if self.ctrl_c.pressed:
-            raise Interrupted(counters.step, self.folder.checkpoint(counters.step))
+            if self.stop.received and not at_end:
+                raise self.stop.error(counters.step, self.folder.checkpoint(counters.step))
+        if not self.evaluated_before():
+            self.evaluate()
+        if self.stop.received:
+            raise self.stop.error(counters.step, self.folder.checkpoint(counters.step))
         return TrainResult(
             self.folder.path, self.folder.checkpoint(counters.step), self.recipe, self.model, counters.step,
-            counters.tokens, counters.seconds, self.evaluation,
+            counters.tokens, counters.seconds, self.evaluation, self.metrics, self.eval_seconds,
         )
 
     def step(self) -> None:
@@ -229,12 +242,25 @@ class Run:
         step, every = self.counters.step, self.config.eval_every
         return every is not None and 0 < step < self.total and step % every == 0
 
+    def evaluated_before(self) -> bool:
+        """Whether the log of a finished run has the evaluation that its options ask for; takes its ``metrics``."""
+        line = self.log.found.get("eval")
+        if line is None or self.log.after != self.total or not self.eval_options().items() <= line.items():
+            return False
+        self.metrics = {name: line[name] for name in line["metrics"]}
+        return True
+
+    def eval_options(self) -> dict[str, Any]:
+        """The options of an evaluation that a resumed run may change."""
+        return {"eval_tokens": self.config.eval_tokens, "eval_context": self.config.eval_context}
+
     def evaluate(self) -> None:
-        """Score the held-out side and log it, leaving every random state as it was; Ctrl-C ends it without a result."""
+        """Score the held-out side and log it, leaving every random state as it was; a signal ends it without result."""
         config = self.config
-        if config.eval_tokens == 0 or self.ctrl_c.pressed:
+        if config.eval_tokens == 0 or self.stop.received:
             return
         began = time.perf_counter()
+        self.reporter.evaluating(self.counters.step, _planned(self.task, config.eval_tokens))
         place = take_place(self.stream, self.device)
         # Compiled code is for the steps of training: states that grow would be compiled anew at every call.
         eager = torch.compiler.set_stance("force_eager") if config.compile else contextlib.nullcontext()
@@ -242,22 +268,26 @@ class Run:
             with eager:
                 result = evaluate(
                     self.model, self.task, seq_len=config.seq_len, batch_size=config.batch_size,
-                    max_tokens=config.eval_tokens, context=config.eval_context, precision=config.precision,
-                    on_batch=self._stop_on_ctrl_c,
+                    max_tokens=None if config.eval_tokens == "all" else config.eval_tokens, context=config.eval_context, precision=config.precision,
+                    on_batch=self._on_batch,
                 )
         except _StopEvaluation:
             return
         finally:
             set_random(place.random, self.device)
-        self.evaluation = result
+        seconds = time.perf_counter() - began
+        self.evaluation, self.metrics = result, result.metrics
+        self.eval_seconds += seconds
         values = {"tokens": self.counters.tokens, "loss": result.loss, "n_tokens": result.n_tokens, **result.metrics}
-        self.log.write("eval", self.counters.step, values | {"seconds": time.perf_counter() - began})
+        how = {"seconds": seconds, **self.eval_options(), "metrics": list(result.metrics)}
+        self.log.write("eval", self.counters.step, values | how)
         measured = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
-        self.reporter.say(f"step {self.counters.step}/{self.total}  held out ({result.n_tokens} tokens): {measured}")
+        self.reporter.say(f"step {self.counters.step}/{self.total}  held out ({counted(result.n_tokens, 'token')}): {measured}")
 
-    def _stop_on_ctrl_c(self, n_tokens: int) -> None:
-        if self.ctrl_c.pressed:
+    def _on_batch(self, n_tokens: int) -> None:
+        if self.stop.received:
             raise _StopEvaluation
+        self.reporter.scored(n_tokens)
 
     def save(self, place: Place | None = None) -> Path:
         """Write a checkpoint, then remove old ones."""
@@ -301,6 +331,14 @@ class Run:
 def step_of(checkpoint: Path) -> int:
     """The step that a checkpoint's name says."""
     return int(checkpoint.name.rpartition("-")[2].removesuffix(".old"))
+
+
+def _planned(task: Task, eval_tokens: EvalTokens) -> str:
+    """How many held-out tokens an evaluation scores, in words."""
+    if eval_tokens == "all":
+        return "all"
+    held_out = [split.n_tokens for split in task.splits() if split.name == "held_out" and split.n_tokens]
+    return f"up to {min([eval_tokens, *held_out]):,}"
 
 
 def _bytes_per_token(task: Task) -> float | None:

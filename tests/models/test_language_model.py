@@ -13,6 +13,7 @@ from hybridtf.core import (
     DataError,
     LengthError,
     Segments,
+    StateError,
     state_bytes,
     state_lengths,
 )
@@ -226,3 +227,16 @@ def test_every_mixer_receives_the_segments(monkeypatch):
     assert len(seen) == 3
     with pytest.raises(TypeError):
         model(torch.zeros(1, 2, dtype=torch.int64), cu_seqlens=[0, 2])
+
+
+def test_a_call_that_does_not_fit_is_refused_before_any_layer():
+    model = build()
+    ids = torch.tensor([[1, 2, 3]])
+    with pytest.raises(DataError, match=r"int64 of shape \(b, t\); got torch\.int64 \(3,\)"):
+        model(ids[0])
+    with pytest.raises(DataError, match=r"got torch\.float32"):
+        model(ids.float())
+    with pytest.raises(StateError, match="the state has 2 rows, the token ids 1"):
+        model(ids, state=model.init_state(2))
+    with pytest.raises(DataError, match=r"segments are of shape \(1, 4\), the token ids \(1, 3\)"):
+        model(ids, segments=Segments.from_lengths([[4]]))

@@ -218,3 +218,24 @@ def test_a_kernel_for_other_devices_is_not_judged_here(registries: Registries) -
     registries.kernels.add(kernel)
     with pytest.raises(NotApplicableError, match="cannot run on a CPU"):
         check_kernel(kernel)
+
+
+def test_a_declaration_of_no_law_is_a_failure(registries: Registries, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doubles.EmaMixer, "cannot", {"cuts": "no way"})
+    with using(registries):
+        first = run_checks("mixers", doubles.EmaConfig.tiny(), ["shape"])[0]
+    assert not first.ok
+    assert first.message.startswith("declares that it cannot 'cuts', which is no law. Did you mean 'cut'?")
+
+
+def test_what_cannot_be_built_fails_once(registries: Registries, monkeypatch: pytest.MonkeyPatch) -> None:
+    def explode(*args: Any) -> None:
+        raise ValueError("d_model is odd")
+
+    monkeypatch.setattr(doubles.EmaMixer, "__init__", explode)
+    with using(registries):
+        results = run_checks("mixers", doubles.EmaConfig.tiny(), ["shape", "cut", "segment"])
+    assert [r.ok for r in results] == [False, True, True]
+    assert "d_model is odd" in results[0].message
+    assert [r.message for r in results[1:]] == ["not reached: it cannot be built"] * 2
+    assert all(r.skipped for r in results[1:])

@@ -29,6 +29,14 @@ class Fixed(StateLeaf):
         self.past_length = past_length
         self.constant = dict(constant or {})
 
+    @classmethod
+    def empty(
+        cls, batch_size: int, shapes: Mapping[str, tuple[int, ...]], *, dtype: torch.dtype, device: torch.device | str
+    ) -> Fixed:
+        """No tokens yet, all zero. ``shapes``: the shape of one row's tensor, by name."""
+        data = {k: torch.zeros(batch_size, *shape, dtype=dtype, device=device) for k, shape in shapes.items()}
+        return cls(data, torch.zeros(batch_size, dtype=torch.int64, device=device))
+
     def __getitem__(self, name: str) -> Tensor:
         data = self.data
         return data[name] if name in data else self.constant[name]

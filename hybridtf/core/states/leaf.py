@@ -62,6 +62,12 @@ class StateLeaf(ABC):
     def __getitem__(self, name: str) -> Tensor:
         return self.data[name]
 
+    def __repr__(self) -> str:
+        if self._data is None:
+            return f"{type(self).__name__}(consumed)"
+        shapes = ", ".join(f"{name}={list(t.shape)}" for name, t in self._data.items())
+        return f"{type(self).__name__}({shapes}, length={self._length.tolist()})"
+
     @property
     def batch_size(self) -> int:
         return self.length.shape[0]

@@ -61,8 +61,7 @@ class Ema(SequenceMixer):
 
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         dtype, device = accumulation_dtype(self.ssd.dtype), self.ssd.device
-        s = torch.zeros(batch_size, self.d_model, 1, 1, dtype=dtype, device=device)
-        return Fixed({"s": s}, torch.zeros(batch_size, dtype=torch.int64, device=device))
+        return Fixed.empty(batch_size, {"s": (self.d_model, 1, 1)}, dtype=dtype, device=device)
 
     def forward(
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None,
