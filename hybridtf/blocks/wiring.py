@@ -95,16 +95,17 @@ class Wiring(Block):
         return {name: part.init_state(batch_size, max_len) for name, part in self.parts().items()}
 
     def _check_result(self, name: str, part: Any, x: Tensor, result: Any) -> None:
-        expected = "(y, state, Extras)" if part.extra_results() else "(y, state)"
-        said = f"{self.where}.{name}: {self.config_of(name).type_name()!r} "
-        if not isinstance(result, tuple) or len(result) != (3 if part.extra_results() else 2):
+        """Name the component, where it is the only one who could know better."""
+        n_values = 3 if part.extra_results() else 2
+        if not isinstance(result, tuple) or len(result) != n_values:
             got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
-            raise PluginError(f"{said}must return {expected}, got {got}")
+            raise self._broken(name, f"must return {'(y, state, Extras)' if n_values == 3 else '(y, state)'}, got {got}")
         if result[0].shape != x.shape:
-            raise PluginError(
-                f"{said}returned shape {tuple(result[0].shape)} for an input of {tuple(x.shape)}; it must return the shape "
-                "it was given"
-            )
+            shapes = f"{tuple(result[0].shape)} for an input of {tuple(x.shape)}"
+            raise self._broken(name, f"returned shape {shapes}; it must return the shape it was given")
+
+    def _broken(self, name: str, what: str) -> PluginError:
+        return PluginError(f"{self.where}.{name}: {self.config_of(name).type_name()!r} {what}")
 
     def branch(
         self, name: str, x: Tensor, seen: BranchResult, *, segments: Segments | None, state: State | None,

@@ -6,8 +6,11 @@ exception of any other kind is a bug of ours and keeps its traceback.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Annotated, Any
 
@@ -20,6 +23,9 @@ from hybridtf.cli.output import say
 PROGRAM = "hybridtf"
 
 INTERRUPTED = 130
+
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+"""Why the system refuses what is written to an open stream."""
 
 _UsageError: Any = typer.BadParameter.__bases__[0]
 """typer's usage error, which it does not export."""
@@ -50,17 +56,20 @@ class Commands(TyperGroup):
             sys.exit(INTERRUPTED)
         sys.exit(code if isinstance(code, int) else 0)
 
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with _stdout():  # help and version are printed here
+            return super().make_context(*args, **options)
+
     def invoke(self, ctx: Any) -> Any:
+        with _stdout():
+            return self._invoke(ctx)
+
+    def _invoke(self, ctx: Any) -> Any:
         try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
+            return super().invoke(ctx)
         except KeyboardInterrupt:
             say("interrupted; nothing was saved")
             raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:
-            # The reader has seen enough (| head). Python must not find the closed pipe again when it ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(0) from None
         except _refusals() as error:
             code = getattr(error, "exit_code", 2)
             say(str(error) if code == INTERRUPTED else f"error: {error}")
@@ -68,7 +77,33 @@ class Commands(TyperGroup):
         except _out_of_memory() as error:
             say(f"error: out of memory; a smaller batch or length may fit ({str(error).partition(chr(10))[0]})")
             raise typer.Exit(1) from None
-        return result
+
+
+@contextmanager
+def _stdout() -> Iterator[None]:
+    """All that was printed inside has reached stdout at the end; or the command ends, quietly where the reader has seen
+    enough (``| head``), with a message and 1 where stdout cannot be written."""
+    try:
+        try:
+            yield
+        except typer.Exit:
+            sys.stdout.flush()
+            raise
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_stdout()
+        raise typer.Exit(0) from None
+    except OSError as error:
+        if error.errno not in UNWRITABLE or error.filename is not None:
+            raise
+        _discard_stdout()
+        say(f"error: the output could not be written ({error.strerror or error})")
+        raise typer.Exit(1) from None
+
+
+def _discard_stdout() -> None:
+    """Python must not find the broken stdout again when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage(error: Any) -> int:
@@ -125,6 +160,11 @@ def _bug(kind: type[BaseException], error: BaseException, trace: TracebackType |
 
 def main() -> None:
     """The console entry point."""
+    if sys.stderr is None:  # closed (2>&-): there is nobody to be told
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - as long as the program
+    if sys.stdout is None:
+        say("error: stdout is closed; redirect it to /dev/null to see no results")
+        sys.exit(1)
     for stream in (sys.stdout, sys.stderr):
         # Any text may be generated or read from a file: what the terminal cannot show must not end the program.
         if hasattr(stream, "reconfigure"):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hybridtf.bench import phases
     from hybridtf.bench.records import Record
     from hybridtf.bench.subject import Subject
+    from hybridtf.train import LoadedRun
 
 Sources = Annotated[list[str], typer.Argument(metavar="RECIPE_OR_RUN...", help="Recipe files or names, or run folders.")]
 Against = Annotated[
@@ -160,29 +161,22 @@ def extrapolation(
 ) -> None:
     """Score runs beyond the length they were trained at, the state carried so that memory stays flat."""
     from hybridtf.bench.extrapolation import measure_extrapolation
-    from hybridtf.core import ConfigError, DataError
     from hybridtf.report.detail_tables import extrapolation_table
 
     registries()
-    if not re.fullmatch(r"\d+(,\d+)*", multiples):
-        raise ConfigError(f"--multiples {multiples}: must be whole numbers with commas between, such as 1,4,16")
+    lengths = _multiples(multiples)
     records = []
     with interruptible("nothing was written"):
         for source in [*(against or ()), *runs]:
             run = read_run(source, device)
-            trained = trained_length or (run.recipe.train.seq_len if run.recipe.train is not None else None)
-            if run.recipe.task is None or trained is None:
-                raise DataError(
-                    f"{source}: its recipe has no section [task] or [train], so there is no text or no trained length"
-                )
-            task: Any = run.recipe.task.load(0)
+            task, trained = _text_and_length(run, source, trained_length)
             records.append(
                 measure_extrapolation(
                     run_subject(run, name_of(source)),
                     run.model,
                     task,
                     trained_length=trained,
-                    multiples=[int(n) for n in multiples.split(",")],
+                    multiples=lengths,
                     chunk=chunk,
                     batch_size=batch_size,
                     max_documents=max_documents,
@@ -192,6 +186,24 @@ def extrapolation(
 
 
 # -- what they share ---------------------------------------------------------------------------------------------------
+
+
+def _multiples(text: str) -> list[int]:
+    from hybridtf.core import ConfigError
+
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise ConfigError(f"--multiples {text}: must be whole numbers with commas between, such as 1,4,16")
+    return [int(n) for n in text.split(",")]
+
+
+def _text_and_length(run: LoadedRun, source: str, length: int | None) -> tuple[Any, int]:
+    """The task that a run was trained on, and the trained length: ``length`` where it is given."""
+    from hybridtf.core import DataError
+
+    trained = length or (run.recipe.train.seq_len if run.recipe.train is not None else None)
+    if run.recipe.task is None or trained is None:
+        raise DataError(f"{source}: its recipe has no section [task] or [train], so there is no text or no trained length")
+    return run.recipe.task.load(0), trained
 
 
 def _phase(phase: Phase) -> phases.Phase:

@@ -189,7 +189,7 @@ def _short(value: Any) -> str:
 def plugins(json: Json = False) -> None:
     """Show the plugins and what each adds.
 
-    A plugin that was not loaded is shown with the reason.
+    A plugin that was not loaded is shown with the reason, and the exit code is 1.
     """
     found = registries()
     added: dict[str, dict[str, list[str]]] = {name: {} for name in found.plugins}
@@ -199,6 +199,12 @@ def plugins(json: Json = False) -> None:
     for plugin, adds in added.items():
         if kernels := kernels_of(plugin):
             adds["kernels"] = [f"{kernel.op}/{kernel.name}" for kernel in kernels]
+    _print_plugins(found, added, json)
+    if found.failures:
+        raise typer.Exit(1)
+
+
+def _print_plugins(found: Registries, added: dict[str, dict[str, list[str]]], json: bool) -> None:
     if json:
         print_json(
             {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hybridtf.cli.options import Json, Set
-from hybridtf.cli.output import print_json, print_text, say
+from hybridtf.cli.output import counted, print_json, print_text, say
 from hybridtf.cli.sources import kernels_of, name_of, read_recipe, registries
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _check_recipes(sources: Sequence[str], overrides: Sequence[str] | None, json
         patterns = [stack.pattern for stack in model.config.stacks()]
         results.append({"recipe": source, "ok": True, "faults": [], "n_params": n_params, "patterns": patterns})
         if not json:
-            print_text(f"{name_of(source)}: ok, {n_params:,} parameters, {' | '.join(patterns)}")
+            print_text(f"{name_of(source)}: ok, {counted(n_params, 'parameter')}, {' | '.join(patterns)}")
     if json:
         print_json(results)
     if not all(result["ok"] for result in results):
@@ -135,7 +135,7 @@ def _check_laws(components: Sequence[Component], kernels: Sequence[Kernel], json
     if json:
         print_json([vars(result) for result in results])
     skipped = sum(result.skipped for result in results)
-    say(f"{len(results)} checks, {failed} failed, {skipped} skipped with a reason")
+    say(f"{counted(len(results), 'check')}, {failed} failed, {skipped} skipped with a reason")
     if failed:
         raise typer.Exit(1)
 

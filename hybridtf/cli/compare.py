@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hybridtf.cli.options import Device, Json, Limit, Recipes, Repeats, Set
-from hybridtf.cli.output import interruptible, print_json, print_measures, say
-from hybridtf.cli.sources import choose_device, name_of, parse_size, read_recipe, registries, table_json
+from hybridtf.cli.output import counted, interruptible, print_json, print_measures, say
+from hybridtf.cli.sources import (
+    choose_device,
+    name_of,
+    need_folder,
+    need_train,
+    parse_size,
+    read_recipe,
+    registries,
+    table_json,
+)
 
 if TYPE_CHECKING:
     from hybridtf.bench import CompareOptions
@@ -57,11 +66,12 @@ def compare(
     from hybridtf.bench import CompareOptions, read_records
 
     registries()
+    need_folder(output)
     options = CompareOptions(
         steps=steps, device=choose_device(device), eval_tokens=eval_tokens or None, max_documents=max_documents,
         context=context, repeats=repeats, limit_bytes=None if limit is None else parse_size(limit, "--limit"),
     )  # fmt: skip
-    named, file = _named(recipes, set_), output / RECORDS
+    named, file = _named(recipes, set_, steps), output / RECORDS
     before = len(read_records(file, skip_corrupt=True)) if file.is_file() else 0
     records = _measure(named, output, seeds, options)
     if len(read_records(file, skip_corrupt=True)) == before:
@@ -86,7 +96,7 @@ def _measure(named: dict[str, Recipe], output: Path, seeds: int, options: Compar
             raise typer.Exit(stopped.exit_code) from None
 
 
-def _named(sources: Sequence[str], overrides: Sequence[str] | None) -> dict[str, Recipe]:
+def _named(sources: Sequence[str], overrides: Sequence[str] | None, steps: int | None = None) -> dict[str, Recipe]:
     """Recipes by the name that records call them; files of one name in different folders by their path."""
     from hybridtf.core import ConfigError
 
@@ -95,7 +105,10 @@ def _named(sources: Sequence[str], overrides: Sequence[str] | None) -> dict[str,
     names = [source if names.count(name) > 1 else name for source, name in zip(sources, names, strict=True)]
     if len(set(names)) < len(names):
         raise ConfigError(f"two recipes are called {max(names, key=names.count)!r}; copy one of them to another name")
-    return {name: read_recipe(source, overrides) for name, source in zip(names, sources, strict=True)}
+    found = {name: read_recipe(source, overrides, steps) for name, source in zip(names, sources, strict=True)}
+    for recipe, source in zip(found.values(), sources, strict=True):
+        need_train(recipe, source, "--steps 1000")
+    return found
 
 
 def _print(records: Records, json: bool) -> None:
@@ -161,4 +174,4 @@ def report(
     if output is not None:
         say(f"report: {write_report(records, output, title)}")
     if charts is not None:
-        say(f"charts: {len(save_charts(records, charts))} files in {charts}")
+        say(f"charts: {counted(len(save_charts(records, charts)), 'file')} in {charts}")

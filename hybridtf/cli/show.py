@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hybridtf.cli.options import Json, Set
-from hybridtf.cli.output import add_row, console, make_table, print_json, print_table
+from hybridtf.cli.output import add_row, console, counted, make_table, print_json, print_table
 from hybridtf.cli.sources import name_of, read_recipe, registries
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ def show(
         return
     out = console()
     title = f"{about['name']}: {about['title']}" if about["title"] else about["name"]
-    out.print(f"{title}  ({about['type']}, {about['params']['total']:,} parameters)", style="bold", soft_wrap=True)
+    out.print(f"{title}  ({about['type']}, {counted(about['params']['total'], 'parameter')})", style="bold")
     for text in (about["description"], about["source"]):
         if text:
-            out.print(text, soft_wrap=True)
+            out.print(text)
     out.print()
     for stack in about["stacks"]:
         print_table(_picture(stack))
@@ -107,7 +107,7 @@ def _picture(stack: dict[str, Any]) -> Table:
 
     layers, blocks = stack["layers"], stack["blocks"]
     colours = _colours(blocks)
-    title = f"{stack['name']}: {len(layers)} layers, d_model {stack['d_model']}, pattern {stack['pattern']}"
+    title = f"{stack['name']}: {counted(len(layers), 'layer')}, d_model {stack['d_model']}, pattern {stack['pattern']}"
     table = make_table("layer", "block", "", "mixer", "channel mixer", "repeated", title=title, right=("layer",))
     for index, name, bracket in _drawn(arrange(layers)):
         block = blocks[name]
@@ -150,16 +150,21 @@ def _blocks(stack: dict[str, Any]) -> Table:
 
 
 def _parameters(params: dict[str, Any]) -> Table:
+    from hybridtf.report.numbers import thousands
+
     table = make_table("role", "parameters", "share", title="parameters", right=("parameters", "share"))
     for role, count in sorted(params["by_role"].items(), key=lambda item: -item[1]):
-        add_row(table, role, f"{count:,}", f"{100 * count / params['total']:.1f} %")
-    add_row(table, "total", f"{params['total']:,}", "")
+        add_row(table, role, thousands(count), f"{100 * count / params['total']:.1f} %")
+    add_row(table, "total", thousands(params["total"]), "")
     return table
 
 
 def _states(sizes: dict[str, dict[str, int]]) -> Table:
+    from hybridtf.report.numbers import thousands
+
     heads = ("tokens", "bytes", "growing", "ring", "fixed", "a token adds")
+    keys = ("total", "growing", "ring", "fixed", "per_token")
     table = make_table(*heads, title="state of one row, in float32", right=heads)
     for length, size in sizes.items():
-        add_row(table, f"{int(length):,}", *(f"{size[key]:,}" for key in ("total", "growing", "ring", "fixed", "per_token")))
+        add_row(table, thousands(int(length)), *(thousands(size[key]) for key in keys))
     return table

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hybridtf.cli.output import say
+from hybridtf.cli.output import counted, say
 
 if TYPE_CHECKING:
     import torch
@@ -42,12 +43,37 @@ def kernels_of(plugin: str) -> list[Kernel]:
     return [kernel for module in modules for kernel in getattr(module, "hybridtf_kernels", tuple)()]
 
 
-def read_recipe(source: str, overrides: Sequence[str] | None = None) -> Recipe:
-    """A recipe by file or name, all its sections validated."""
-    from hybridtf.recipe import load_recipe
+def read_recipe(source: str, overrides: Sequence[str] | None = None, steps: int | None = None) -> Recipe:
+    """A recipe by file or name, all its sections validated; ``steps`` instead of what it says of how long to train."""
+    from hybridtf.recipe import apply_overrides, parse_recipe
+    from hybridtf.recipe.load import read_table
     from hybridtf.train import TrainConfig
 
-    return load_recipe(source, list(overrides or ()), sections={"train": TrainConfig})
+    table, path = read_table(source)
+    table = apply_overrides(table, list(overrides or ()))
+    if steps is not None:
+        train = table.get("train", {})
+        if isinstance(train, dict):  # anything else is left for the validation
+            kept = {key: value for key, value in train.items() if key not in ("tokens", "epochs")}
+            table["train"] = kept | {"steps": steps}
+    return parse_recipe(table, path, sections={"train": TrainConfig})
+
+
+def need_train(recipe: Recipe, source: str, option: str) -> None:
+    """Refuse a recipe that does not say how long to train; ``option`` would."""
+    from hybridtf.core import RecipeError
+
+    if recipe.train is None:
+        raise RecipeError(source, [("train", f"the recipe has no section [train]; write one, or give {option}")])
+
+
+def need_folder(path: Path) -> None:
+    """Refuse an output folder that cannot be made since a file is in its place, before any work is done."""
+    from hybridtf.core import ConfigError
+
+    for place in (path, *path.parents):
+        if os.path.exists(place) and not os.path.isdir(place):
+            raise ConfigError(f"{place}: is a file; give a folder")
 
 
 def is_run(source: str) -> bool:
@@ -123,7 +149,7 @@ def save_records(path: Path | None, records: Sequence[Record]) -> None:
         return
     for record in records:
         append_record(path, record)
-    say(f"{len(records)} {'records' if len(records) > 1 else 'record'} appended to {path}")
+    say(f"{counted(len(records), 'record')} appended to {path}")
 
 
 def table_json(table: Any, records: Sequence[Record]) -> dict[str, Any]:

@@ -27,9 +27,17 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = (), *, sections: 
     ``train`` come together with all others, and ``recipe.train`` is the config. Raises :class:`RecipeError` with every
     fault: path in the file, what is wrong, what is allowed, the nearest name.
     """
+    table, path = read_table(source)
+    return parse_recipe(apply_overrides(table, overrides), path, sections=sections)
+
+
+def read_table(source: str | Path) -> tuple[dict[str, Any], str]:
+    """The table of a recipe's file or name as it stands there, not validated, and the path that its messages begin with.
+
+    Raises :class:`RecipeError` where there is no such recipe or it is no TOML.
+    """
     path = _find(source)
-    table = _read(path)
-    return parse_recipe(apply_overrides(table, overrides), str(path), sections=sections)
+    return _read(path), str(path)
 
 
 def parse_recipe(table: Mapping[str, Any], source: str = "", *, sections: Sections | None = None) -> Recipe:
@@ -105,8 +113,10 @@ def _find(source: str | Path) -> Path:
             raise RecipeError("", [("", f"no recipe named {source!r}. {known_names(source, names)}")])
     if path.is_dir():
         raise RecipeError(str(path), [("", "is a directory; a recipe is a .toml file")])
+    if path.is_symlink() and not path.exists():
+        raise RecipeError(str(path), [("", f"is a link to {str(path.readlink())!r}, which is not there")])
     if not path.exists():
-        here = sorted(file.name for file in path.parent.glob("*.toml")) if path.parent.is_dir() else []
+        here = sorted(file.name for file in path.parent.glob("*.toml") if file.exists()) if path.parent.is_dir() else []
         near = nearest(path.name, here)
         shipped = path.with_suffix("").as_posix() in recipe_names()
         hint = f" Did you mean {str(path.parent / near)!r}?" if near else ""

@@ -204,7 +204,7 @@ def _states(evidence: ev.Evidence) -> Chart | None:
     if not rows:
         return None
     keys = _keys(evidence, rows)
-    caption = "Bytes in use for one sequence, counted on states (1 kB = 1000 bytes). A flat line is constant memory."
+    caption = "Bytes in use for one sequence, counted on states (1 kB = 1,000 bytes). A flat line is constant memory."
     return _chart("state_by_length", "memory", "State by length", caption, keys, marks.states(rows, keys))
 
 

@@ -6,6 +6,10 @@ from hybridtf.report import evidence as ev
 from hybridtf.report import numbers
 from hybridtf.report.table import Cell, Column, Table, exact
 
+BRACKETS = (
+    "Brackets around a speed: of one seed the spread between the quartiles of the repeats, of several the 95 % interval."
+)
+
 
 def speed_table(evidence: ev.Evidence) -> Table:
     """One row for each recipe, phase and condition that was timed."""
@@ -34,7 +38,7 @@ def speed_table(evidence: ev.Evidence) -> Table:
                     "times_as_long": ev.over_seeds([ev.number(r, "ratio", "time") for r in found]),
                 }
             )
-    return Table("Speed", columns, tuple(rows))
+    return Table("Speed", columns, tuple(rows), (BRACKETS,) if any(row["tokens_per_s"] for row in rows) else ())
 
 
 def memory_table(evidence: ev.Evidence) -> Table:

@@ -12,8 +12,8 @@ from hybridtf.report.palette import Key
 
 Layers: TypeAlias = list[Any]
 
-TOKENS = "replace(format(datum.value, ','), regexp(',', 'g'), '\u202f')"
-"""A whole number with thin thousands, as an axis label."""
+TOKENS = "format(datum.value, ',')"
+"""A whole number with commas between thousands, as an axis label."""
 
 _SI = "replace(format(datum.value, '~s'), regexp('([a-zA-Z]?)$'), '\u202f$1B')"
 """Bytes with an SI prefix, as an axis label."""

@@ -1,4 +1,4 @@
-"""How numbers are written: as many digits as the interval bears out, thin thousands, one unit for a whole column."""
+"""How numbers are written: as many digits as the interval bears out, commas between thousands, one unit for a whole column."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 NOT_MEASURED = "not measured"
 THIN = "\u202f"
-"""Narrow no-break space, between thousands."""
+"""Narrow no-break space, between a number and its unit."""
 
 TO = "\u2013"
 """En dash, between the ends of an interval."""
@@ -17,8 +17,8 @@ _COUNTS = (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))
 
 
 def thousands(value: float, decimals: int = 0) -> str:
-    """``12 345.6`` with thin spaces."""
-    return f"{value:,.{max(decimals, 0)}f}".replace(",", THIN)
+    """``12,345.6``."""
+    return f"{value:,.{max(decimals, 0)}f}"
 
 
 def digits(value: float, half: float | None = None, significant: int = 3) -> str:

@@ -115,5 +115,6 @@ def _state(subject: ev.Subject) -> str:
         return ""
     if short.value == long.value:
         return f"its state stays at {numbers.in_bytes(long.value)} whatever the length"
-    first, last = (f"{numbers.in_bytes(n.value)} at {at} tokens" for n, at in ((short, "1024"), (long, "65536")))
+    sizes = ((short, 1024), (long, 65536))
+    first, last = (f"{numbers.in_bytes(size.value)} at {numbers.thousands(n)} tokens" for size, n in sizes)
     return f"its state grows from {first} to {last}"

@@ -11,6 +11,12 @@ from hybridtf.report.table import Cell, Column, Table, exact
 STATE_LENGTHS = (1024, 65536)
 MULTIPLES = (1, 4, 16)
 
+WINDOWS = (
+    "Held-out bits/byte and bits/byte at 1x differ: the first reads all that was scored in windows that move by half a "
+    "window, the second documents from their start with the state carried."
+)
+"""Why two columns that sound alike do not agree."""
+
 
 def compare_table(records: Iterable[ev.Record]) -> Table:
     """One row a recipe: size, held-out quality beside the bigram, speeds, peak memory, state sizes, longer texts."""
@@ -105,4 +111,7 @@ def _conditions(
     lengths = {n for s in evidence.subjects if (n := ev.trained_length(s)) is not None}
     if lengths:
         parts.append(f"Trained length (1x): {' or '.join(numbers.thousands(n) for n in sorted(lengths))} tokens.")
-    return [" ".join([*parts, "1 kB = 1000 bytes."])]
+    notes = [" ".join([*parts, f"1 kB = {numbers.thousands(1000)} bytes."])]
+    if task is not None and lengths:
+        notes.append(WINDOWS)
+    return notes

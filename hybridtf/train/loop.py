@@ -30,8 +30,8 @@ def train(
     optimizer. ``device``: a GPU if there is one. torch's random states are left as they were.
 
     Raises :class:`Interrupted` after Ctrl-C and :class:`Terminated` after SIGTERM, with the step finished and saved;
-    :class:`NonFiniteError` at the first loss or gradient that is not finite; :class:`CheckpointError`, :class:`ConfigError`, :class:`DataError` for wrong
-    input.
+    :class:`NonFiniteError` at the first loss or gradient that is not finite; :class:`CheckpointError`,
+    :class:`ConfigError`, :class:`DataError` for wrong input.
     """
     folder = RunFolder(out_dir)
     if folder.path.exists() and not folder.path.is_dir():

@@ -268,8 +268,8 @@ class Run:
             with eager:
                 result = evaluate(
                     self.model, self.task, seq_len=config.seq_len, batch_size=config.batch_size,
-                    max_tokens=None if config.eval_tokens == "all" else config.eval_tokens, context=config.eval_context, precision=config.precision,
-                    on_batch=self._on_batch,
+                    max_tokens=None if config.eval_tokens == "all" else config.eval_tokens,
+                    context=config.eval_context, precision=config.precision, on_batch=self._on_batch,
                 )
         except _StopEvaluation:
             return

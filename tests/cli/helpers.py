@@ -42,7 +42,9 @@ type = "text"
 source = "CORPUS"
 held_out = 0.4
 
-[train]
+TRAIN"""
+
+TRAIN = """[train]
 steps = 4
 batch_size = 2
 seq_len = 32
@@ -62,7 +64,7 @@ def corpus(folder: Path) -> Path:
 
 def write_recipe(folder: Path, name: str = "tiny", *changes: tuple[str, str]) -> str:
     """A recipe's file, with pieces of its text replaced; every piece must be there."""
-    text = RECIPE.replace("CORPUS", str(corpus(folder))).replace("MAMBA", MAMBA)
+    text = RECIPE.replace("CORPUS", str(corpus(folder))).replace("MAMBA", MAMBA).replace("TRAIN", TRAIN)
     for old, new in changes:
         assert old in text, old
         text = text.replace(old, new)

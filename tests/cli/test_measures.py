@@ -10,7 +10,7 @@ import pytest
 from hybridtf.bench import read_records, select
 from hybridtf.cli.sources import parse_size
 from hybridtf.core import ConfigError
-from tests.cli.helpers import as_json, ok, refused, run, write_recipe
+from tests.cli.helpers import TRAIN, as_json, ok, refused, run, write_recipe
 
 QUICK = ("--length", 32, "--batch-size", 1)
 
@@ -96,7 +96,7 @@ def test_what_is_no_size(text: str, recipe: str) -> None:
 def test_compare_ends_with_the_table_and_the_report(compared: tuple[list[object], Path]) -> None:
     _, folder = compared
     table, messages = (folder / "stdout").read_text(), (folder / "stderr").read_text()
-    for word in ("tiny", "attention", "bigram", "tok/s", "16x"):
+    for word in ("tiny", "attention", "bigram", "tok/s", "16x", "move by half a window", "the state carried"):
         assert word in table
     assert messages.splitlines()[-1] == f"hybridtf: report: {folder / 'out' / 'report.html'}"
     assert "hybridtf: tiny, seed 0: training" in messages
@@ -125,6 +125,23 @@ def test_more_seeds_add_to_what_is_there(compared: tuple[list[object], Path]) ->
     assert [r["seed"] for r in select(found["records"], "quality")] == [0, 1]
     assert [r["steps"] for r in select(found["records"], "train")] == [2, 2]
     assert found["table"][0]["bits_per_byte_seeds"] == 2
+
+
+@pytest.mark.usefixtures("no_page")
+@pytest.mark.parametrize("train", ["", TRAIN.replace("steps = 4", "tokens = 500"), TRAIN.replace("steps = 4\n", "")])
+def test_steps_stand_for_what_the_recipe_says_or_leaves_out(train: str, tmp_path: Path) -> None:
+    file = write_recipe(tmp_path, "other", (TRAIN, train))
+    quick = ("--set", "train.seq_len=32", "--context", 32, "--repeats", 1, "--max-documents", 1, "--eval-tokens", 64)
+    found = as_json("compare", file, "-o", tmp_path / "out", "--steps", 3, *quick)
+    assert [r["steps"] for r in select(found["records"], "train")] == [3]
+
+
+def test_what_compare_refuses_before_it_trains(recipe: str, tmp_path: Path) -> None:
+    assert refused("compare", recipe, "-o", recipe) == f"{recipe}: is a file; give a folder"
+    assert run("compare", recipe, "-o", recipe).stderr.count("\n") == 1, "more than the refusal"
+    bare = write_recipe(tmp_path, "bare", (TRAIN, ""))
+    error = refused("compare", bare, "-o", tmp_path / "out")
+    assert error == f"{bare}: train: the recipe has no section [train]; write one, or give --steps 1000"
 
 
 @pytest.mark.usefixtures("no_page")

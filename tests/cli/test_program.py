@@ -138,10 +138,6 @@ def test_version() -> None:
         (["train", "demo/hybrid"], "Missing option '--output' / '-o'. See: hybridtf train --help"),
         (["train", "-o", "x"], "Invalid value for RECIPE: a new run needs a recipe. See: hybridtf train --help"),
         (
-            ["train", "-o", "x", "--resume", "--seed", "1"],
-            "Invalid value for RECIPE: --set and --seed change a recipe; give it too. See: hybridtf train --help",
-        ),
-        (
             ["check"],
             "Invalid value for RECIPE: give recipes, or --plugin NAME, or --component KIND.NAME. See: hybridtf check --help",
         ),
@@ -157,15 +153,42 @@ def test_a_value_out_of_range() -> None:
     assert error.endswith("1. See: hybridtf generate --help")
 
 
-def test_a_closed_pipe_is_quiet() -> None:
+@pytest.mark.parametrize("command", ["schema", "list mixers", "list mixers --json", "--help", "--version"])
+def test_a_closed_pipe_is_quiet(command: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-m", "hybridtf", "schema"], stdout=writer, stderr=subprocess.PIPE, text=True, check=False,
+        [sys.executable, "-m", "hybridtf", *command.split()], stdout=writer, stderr=subprocess.PIPE, text=True, check=False,
         env=environment(), timeout=120,
     )  # fmt: skip
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize("command", ["list norms", "list norms --json", "--version", "--help"])
+def test_a_full_disk_behind_stdout_is_one_line(command: str, buffered: bool) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, *([] if buffered else ["-u"]), "-m", "hybridtf", *command.split()], stdout=full, check=False,
+            stderr=subprocess.PIPE, text=True, env=environment(PYTHONUNBUFFERED="" if buffered else "1"), timeout=120,
+        )  # fmt: skip
+    message = "hybridtf: error: the output could not be written (No space left on device)\n"
+    assert (done.returncode, done.stderr) == (1, message)
+
+
+@pytest.mark.parametrize(
+    ("closed", "code", "message"),
+    [
+        (">&-", 1, "hybridtf: error: stdout is closed; redirect it to /dev/null to see no results\n"),
+        (">&- 2>&-", 1, ""),
+        ("2>&-", 0, ""),
+    ],
+)
+def test_closed_streams(closed: str, code: int, message: str) -> None:
+    command = ["sh", "-c", f"exec {sys.executable} -m hybridtf list norms {closed}"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False, timeout=120)
+    assert (done.returncode, done.stderr, "rms_norm" in done.stdout) == (code, message, code == 0)
 
 
 def test_a_bug_keeps_its_traceback_and_says_so() -> None:
@@ -191,7 +214,9 @@ def test_a_plugin_that_failed_is_named_once_and_the_rest_works() -> None:
         result = ok("list", "mixers", "--json")
         assert result.stderr == "hybridtf: warning: plugin 'broken' was not loaded: ImportError: no module named 'nothing'\n"
         assert "mamba2" in json.loads(result.stdout)["mixers"]
-        assert json.loads(ok("plugins", "--json").stdout)["failures"] == registries.failures
+        plugins = run("plugins", "--json")
+        assert (plugins.exit_code, json.loads(plugins.stdout)["failures"]) == (1, registries.failures)
+        assert run("plugins").exit_code == 1
         assert "ImportError" in ok("doctor").stdout
         assert "ImportError" in ok("list", "failures").stdout
         assert (

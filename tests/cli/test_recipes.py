@@ -42,6 +42,16 @@ def test_show_draws_the_stack(recipe: str) -> None:
     assert "65,536" in text
 
 
+@pytest.mark.parametrize("columns", [20, 30, 50])
+def test_show_breaks_no_word_in_a_narrow_terminal(recipe: str, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    wide = ok("show", recipe).stdout
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = ok("show", recipe).stdout
+    whole, narrow = ({w.removesuffix(":") for w in t.replace("─", " ").split()} for t in (wide, text))
+    assert whole == narrow
+    assert all(len(line) <= columns or len(line.split()) == 1 for line in text.splitlines())
+
+
 def test_show_folds_a_deep_stack(recipe: str) -> None:
     text = ok("show", recipe, "--set", "model.pattern=(m*3 a)*", "--set", "model.n_layers=48").stdout
     assert "┐ x12" in text
@@ -109,6 +119,10 @@ def test_an_override_is_validated_with_the_file(recipe: str) -> None:
 def test_an_unknown_recipe_and_a_missing_file(tmp_path: Path) -> None:
     assert "no recipe named 'demo/hybird'. Did you mean 'demo/hybrid'?" in refused("check", "demo/hybird")
     assert "there is no such file" in refused("show", tmp_path / "none.toml")
+    (tmp_path / "dang.toml").symlink_to("gone.toml")
+    (tmp_path / "dang2.toml").symlink_to("gone.toml")
+    assert refused("show", tmp_path / "dang.toml") == f"{tmp_path / 'dang.toml'}: is a link to 'gone.toml', which is not there"
+    assert refused("show", tmp_path / "dong.toml") == f"{tmp_path / 'dong.toml'}: there is no such file"
 
 
 # -- laws --------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from hybridtf.bench import read_records
 from hybridtf.cli.generate import _cut, _held
 from hybridtf.train import RunFolder, load_run
-from tests.cli.helpers import as_json, environment, ok, process, refused, run, write_recipe
+from tests.cli.helpers import TRAIN, as_json, environment, ok, process, refused, run, write_recipe
 
 # -- train -------------------------------------------------------------------------------------------------------------
 
@@ -22,13 +23,24 @@ def test_train_then_resume_further(recipe: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     result = ok("train", recipe, "-o", out, "--set", "train.eval_tokens=64", "--seed", 3)
     assert result.stdout.startswith(f"{out}: 4 steps, ")
-    assert "held out: bits_per_byte" in result.stdout
+    assert re.search(r", [\d,]+ scored tokens, \d+ s of training, \d+ s of evaluation; held out: bits_per", result.stdout)
     assert "step 4/4" in result.stderr  # plain lines where there is no terminal
     assert load_run(out).recipe.train.seed == 3
     assert "holds a run already" in refused("train", recipe, "-o", out)
     ok("train", recipe, "-o", out, "--resume", "--seed", 3, "--set", "train.steps=6")
     assert load_run(out).step == 6
     assert ok("train", "-o", out, "--resume").stdout.startswith(f"{out}: 6 steps, ")
+
+
+def test_resume_further_with_the_recipe_of_the_run(recipe: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert ok("train", recipe, "-o", out, "--set", "train.steps=1").stdout.startswith(f"{out}: 1 step, ")
+    Path(recipe).unlink()
+    ok("train", "-o", out, "--resume", "--set", "train.steps=3")
+    assert (load_run(out).step, load_run(out).recipe.train.steps) == (3, 3)
+    error = refused("train", "-o", out, "--resume", "--set", "train.stps=3")
+    assert "train.stps: unknown option. Did you mean 'steps'?" in error
+    assert "has no checkpoint" in refused("train", "-o", tmp_path / "none", "--resume", "--seed", 1)
 
 
 def test_train_from_a_checkpoint(recipe: str, trained: Path, tmp_path: Path) -> None:
@@ -92,8 +104,14 @@ def test_devices(recipe: str, tmp_path: Path) -> None:
     assert "allowed are cpu, cuda and cuda:N" in refused("train", recipe, "-o", tmp_path, "--device", "meta")
 
 
-def test_a_recipe_without_what_training_needs() -> None:
-    assert "train: the recipe has no section [train]" in refused("train", "smoke/mamba2", "-o", "/nonexistent/run")
+def test_a_recipe_without_what_training_needs(tmp_path: Path) -> None:
+    error = refused("train", write_recipe(tmp_path, "bare", (TRAIN, "")), "-o", tmp_path / "run")
+    assert error.endswith("train: the recipe has no section [train]; write one, or give --set train.steps=1000")
+
+
+def test_a_file_in_the_place_of_the_run(recipe: str) -> None:
+    for out in (recipe, f"{recipe}/run"):
+        assert refused("train", recipe, "-o", out) == f"{recipe}: is a file; give a folder"
 
 
 # -- eval --------------------------------------------------------------------------------------------------------------

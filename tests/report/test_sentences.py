@@ -17,9 +17,9 @@ def test_the_lowest_and_a_difference_that_is_one() -> None:
     )
     assert "lowest" not in text["attention"]
     assert "at 16 times the trained length it gets worse (2.284 to 4.364)" in text["attention"]
-    assert "it trains at 11\u202f930 tokens/s, the fastest" in text["attention"]
+    assert "it trains at 11,930 tokens/s, the fastest" in text["attention"]
     assert "its state stays at 586\u202fkB whatever the length" in text["mamba2"]
-    assert "its state grows from 4.19\u202fMB at 1024 tokens to 268\u202fMB at 65536 tokens" in text["attention"]
+    assert "its state grows from 4.19\u202fMB at 1,024 tokens to 268\u202fMB at 65,536 tokens" in text["attention"]
 
 
 def test_a_difference_within_the_intervals() -> None:

@@ -49,11 +49,11 @@ def test_markdown_has_units_in_heads_and_digits_by_the_interval() -> None:
     ]
     # the narrowest spread of a column rounds all of it: 0.029 of a bit leaves three decimals, 142 tokens/s leave tens
     assert [cell.strip() for cell in first.strip("| ").split(" | ")] == [
-        "attention", "6.29", "1", "2.284 (2.253\u20132.315)", "3.39", f"11{THIN}930", "402", "294", "4.19", "268",
+        "attention", "6.29", "1", "2.284 (2.253\u20132.315)", "3.39", "11,930", "402", "294", "4.19", "268",
         "2.284", "3.324", "4.364",
     ]
     assert second.startswith("| mamba2 | 6.29 | 1 | 2.243 ")
-    assert "1 kB = 1000 bytes" in text
+    assert "1 kB = 1,000 bytes" in text
     assert "batch 8 x 512 tokens" in text
 
 
@@ -64,7 +64,7 @@ def test_terminal_table_fits(width: int) -> None:
     assert max(map(len, rows)) <= width
     assert max(len(row) for row in rows if row.startswith(("\u2500", "attention", "mamba2", "hybrid"))) <= 100
     names = ("attention", "mamba2", "hybrid-3m1a")
-    for word in (*names, "2.284", "2.253\u20132.315", f"11{THIN}930", "4.364", "2.251", "268", "67.5"):
+    for word in (*names, "2.284", "2.253\u20132.315", "11,930", "4.364", "2.251", "268", "67.5"):
         assert word in text, word
 
 
@@ -127,13 +127,15 @@ def test_no_records() -> None:
 
 def test_detail_tables() -> None:
     evidence = gather(sample.records())
+    assert "the spread between the quartiles of the repeats" in speed_table(evidence).to_markdown()
+    assert speed_table(gather([sample.quality("mamba2")])).notes == ()
     speeds = speed_table(evidence).to_rows()
     assert len(speeds) == 3 * 6
     train = next(row for row in speeds if row["recipe"] == "attention" and row["phase"] == "train")
     assert train["matrix_share"] == pytest.approx(100 * 11_930 * 6 * 6.29e6 / 9.1e10)
     assert (train["batch_size"], train["length"]) == (8, 512)
     memory = memory_table(evidence).to_rows()
-    assert memory[0]["longest"] == f"3{THIN}391 tokens in 2.00{THIN}GB"
+    assert memory[0]["longest"] == f"3,391 tokens in 2.00{THIN}GB"
     assert memory[1]["state"] == 0
     assert [row["n_documents"] for row in quality_table(evidence).to_rows()] == [25, 25, 25]
     assert extrapolation_table(evidence).to_rows()[0]["bits_per_byte_8x"] == pytest.approx(2.284 + 3 * 0.52)
@@ -142,8 +144,8 @@ def test_detail_tables() -> None:
 @pytest.mark.parametrize(
     ("value", "half", "text"),
     [
-        (2.28449, 0.031, "2.284"), (2.28449, 0.041, "2.28"), (2.28449, None, "2.28"), (12345.6, 179.0, f"12{THIN}350"),
-        (12345.6, 800.0, f"12{THIN}300"), (0.0, None, "0"), (0.000123456, None, "0.000123"),
+        (2.28449, 0.031, "2.284"), (2.28449, 0.041, "2.28"), (2.28449, None, "2.28"), (12345.6, 179.0, "12,350"),
+        (12345.6, 800.0, "12,300"), (0.0, None, "0"), (0.000123456, None, "0.000123"),
         (5.0, 0.0, "5.00"),
     ],
 )  # fmt: skip

@@ -180,6 +180,45 @@ def test_a_missing_or_torn_pointer_falls_back_to_the_newest(folder):
     assert out.latest().name == "step-00000002"
 
 
+@pytest.mark.parametrize("name", ["trainer.json", "trainer.safetensors"])
+def test_a_model_is_loaded_without_the_trainers_files_but_not_resumed(tmp_path, name):
+    result = run(recipe(tmp_path, save_every=2), tmp_path / "out")
+    (result.checkpoint / name).unlink()
+    log = (tmp_path / "out" / "log.jsonl").read_bytes()
+    found = load_run(tmp_path / "out")
+    assert (found.step, found.path) == (6, result.checkpoint)
+    assert_equal_weights(found.model, result.model)
+    started = run(recipe(tmp_path, lr=1e-30, steps=1), tmp_path / "new", init_from=tmp_path / "out")
+    torch.testing.assert_close(started.model.state_dict(), result.model.state_dict())
+    with pytest.raises(CheckpointError, match=f"step-00000006/{name}: no such file"):
+        run(None, tmp_path / "out", resume=True)
+    with pytest.raises(CheckpointError, match="holds a run already"):
+        run(recipe(tmp_path), tmp_path / "out")
+    assert (tmp_path / "out" / "log.jsonl").read_bytes() == log
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "recipe.toml"])
+def test_an_incomplete_newest_checkpoint_is_not_replaced_by_an_older_one(tmp_path, name):
+    result = run(recipe(tmp_path, save_every=4), tmp_path / "out")
+    (result.checkpoint / name).unlink()
+    words = rf"step-00000006/{name}: no such file.*steps whose model is whole: 4$"
+    for step in (None, 6):
+        with pytest.raises(CheckpointError, match=words):
+            load_run(tmp_path / "out", step=step)
+    with pytest.raises(CheckpointError, match=words):
+        run(None, tmp_path / "out", resume=True)
+    assert load_run(tmp_path / "out", step=4).step == 4
+    shutil.rmtree(result.checkpoint)
+    assert load_run(tmp_path / "out").step == 4
+
+
+def test_equal_models_are_equal_files(folder):
+    _, save = folder
+    files = [(save(step) / "weights.safetensors").read_bytes() for step in range(1, 9)]
+    assert len(set(files)) == 1
+    assert b'"__metadata__":{"format":"pt"}' in files[0]
+
+
 def test_a_checkpoint_killed_while_being_replaced_is_found(folder):
     out, save = folder
     save(1)

@@ -46,11 +46,20 @@ def test_the_length_is_said_once(given, words):
         ("lr", 0.0), ("lr", float("nan")), ("batch_size", 0), ("seq_len", -1), ("betas", (0.9, 1.0)), ("warmup", 2.5),
         ("precision", "fp8"), ("schedule", "cosin"), ("min_lr_fraction", 1.5), ("checkpoint_layers", "some"),
         ("checkpoint_layers", 0), ("checkpoint_layers", (-1,)), ("checkpoint_layers", True), ("clip_norm", -1.0),
-        ("eval_tokens", -1), ("loss_weights", {"router": float("inf")}), ("lr", "1e-3"),
+        ("eval_tokens", -1), ("eval_tokens", None), ("eval_tokens", True), ("eval_tokens", "al"),
+        ("loss_weights", {"router": float("inf")}), ("lr", "1e-3"),
     ],
 )
 def test_wrong_values_are_refused(option, value):
     assert faults(**{"steps": 1, option: value})
+
+
+def test_how_much_is_evaluated():
+    assert [TrainConfig(steps=1, **given).eval_tokens for given in ({}, {"eval_tokens": "all"}, {"eval_tokens": 0})] == [
+        100_000, "all", 0,
+    ]
+    message = faults(steps=1, eval_tokens="al")["eval_tokens"]
+    assert "must be 'all' or a number of tokens (0: no evaluation), got 'al'" in message
 
 
 def test_all_faults_come_together_with_their_path(tmp_path):
@@ -94,3 +103,4 @@ def test_the_schema_has_every_option():
     assert table["additionalProperties"] is False
     choices = str(table["properties"]["checkpoint_layers"])
     assert all(word in choices for word in ("'none'", "'all'", "integer", "array"))
+    assert all(word in str(table["properties"]["eval_tokens"]) for word in ("'all'", "integer", "100000"))

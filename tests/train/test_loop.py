@@ -7,12 +7,12 @@ import torch
 
 from hybridtf.core import CheckpointError, ConfigError, DataError, LengthError, RecipeError
 from hybridtf.recipe import parse_recipe
-from hybridtf.train import Interrupted, TrainConfig, evaluate, load_run, planned_steps, read_log, save_model
+from hybridtf.train import Interrupted, Terminated, TrainConfig, evaluate, load_run, planned_steps, read_log, save_model
 from tests.train.runs import assert_equal_weights, build, recipe, run, table, task
 
 
 def test_a_tiny_corpus_is_learned_by_heart(tmp_path):
-    made = recipe(tmp_path, model={"d_model": 24}, steps=120, batch_size=4, lr=2e-2, eval_tokens=None)
+    made = recipe(tmp_path, model={"d_model": 24}, steps=120, batch_size=4, lr=2e-2, eval_tokens="all")
     losses = []
     result = run(made, tmp_path / "out", on_step=lambda step: losses.append(step.loss))
     assert losses[0] > 5
@@ -156,9 +156,35 @@ def test_ctrl_c_in_the_last_evaluation_keeps_the_finished_run(tmp_path, monkeypa
 
     monkeypatch.setattr(run_module, "evaluate", interrupted)
     with pytest.raises(Interrupted, match="after step 6"):
-        run(recipe(tmp_path, eval_tokens=None), tmp_path / "out")
+        run(recipe(tmp_path, eval_tokens="all"), tmp_path / "out")
     monkeypatch.undo()
     assert run(None, tmp_path / "out", resume=True).evaluation is not None
+
+
+def test_sigterm_finishes_the_step_and_saves(tmp_path):
+    def terminate(report):
+        if report.step == 3:
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Terminated, match=r"terminated after step 3; saved .*step-00000003") as caught:
+        run(recipe(tmp_path), tmp_path / "out", on_step=terminate)
+    assert caught.value.exit_code == 143
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert load_run(tmp_path / "out").step == 3
+    whole = run(recipe(tmp_path), tmp_path / "whole")
+    assert_equal_weights(run(None, tmp_path / "out", resume=True).model, whole.model)
+
+
+def test_a_second_sigterm_ends_at_once(tmp_path):
+    def twice(report):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as caught:
+        run(recipe(tmp_path), tmp_path / "out", on_step=twice)
+    assert caught.value.code == 143
+    assert load_run(tmp_path / "out").step == 0
 
 
 def test_training_in_another_thread(tmp_path):
@@ -189,6 +215,14 @@ def test_what_is_missing_is_said(tmp_path):
 def test_a_vocabulary_that_is_too_small_is_said_before_the_run(tmp_path):
     with pytest.raises(ConfigError, match=r"model\.vocab_size = 256 is less than the 257 ids of the task 'text'"):
         run(recipe(tmp_path, model={"vocab_size": 256}), tmp_path / "out")
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_file_as_the_folder_of_a_run(tmp_path, resume):
+    (tmp_path / "t.toml").write_text("mine")
+    with pytest.raises(CheckpointError, match=r"t\.toml: is a file; give a folder$"):
+        run(recipe(tmp_path), tmp_path / "t.toml", resume=resume)
+    assert (tmp_path / "t.toml").read_text() == "mine"
 
 
 def test_a_layer_or_loss_that_is_not_there(tmp_path):

@@ -139,13 +139,40 @@ def test_what_may_change(tmp_path):
     assert "steps = 8" in (tmp_path / "out" / "recipe.toml").read_text()
 
 
-def test_a_finished_run_resumed_only_evaluates(tmp_path):
-    made = recipe(tmp_path, eval_tokens=50)
-    whole = run(made, tmp_path / "out")
-    before = lines(tmp_path / "out")
+def test_a_finished_run_resumed_is_not_evaluated_again(tmp_path, monkeypatch):
+    import hybridtf.train.run as run_module
+
+    whole = run(recipe(tmp_path, eval_tokens=50), tmp_path / "out")
+    assert whole.eval_seconds > 0
+    before = (tmp_path / "out" / "log.jsonl").read_bytes()
+    monkeypatch.setattr(run_module, "evaluate", None)
     again = run(None, tmp_path / "out", resume=True)
-    assert again.evaluation == whole.evaluation
-    assert lines(tmp_path / "out") == before
+    assert (again.evaluation, again.metrics, again.eval_seconds) == (None, dict(whole.metrics), 0.0)
+    run(recipe(tmp_path, eval_tokens=0), tmp_path / "out", resume=True)
+    assert (tmp_path / "out" / "log.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("option", [{"eval_tokens": 60}, {"eval_tokens": 50, "eval_context": "document"}])
+def test_a_changed_evaluation_of_a_finished_run_replaces_its_line(tmp_path, monkeypatch, option):
+    import hybridtf.train.run as run_module
+
+    run(recipe(tmp_path, eval_tokens=50), tmp_path / "out")
+    before = (tmp_path / "out" / "log.jsonl").read_bytes()
+    changed = recipe(tmp_path, **option)
+
+    def killed(*args, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "evaluate", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(changed, tmp_path / "out", resume=True)
+    assert (tmp_path / "out" / "log.jsonl").read_bytes() == before
+    again = run(changed, tmp_path / "out", resume=True)
+    found = [line for line in lines(tmp_path / "out") if line["event"] == "eval"]
+    assert len(found) == 1
+    assert option.items() <= found[0].items()
+    assert found[0]["n_tokens"] == again.evaluation.n_tokens
 
 
 def test_an_evaluation_that_was_interrupted_is_made_up_for(tmp_path):
@@ -200,9 +227,10 @@ def test_another_kind_of_device_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("file", "content", "words"), [
     ("trainer.json", "{", "not readable as JSON"), ("trainer.json", "[]", "is not the trainer state"),
-    ("trainer.json", '{"format": 1, "device": "cpu"}', "incomplete"), ("trainer.json", None, "has no checkpoint"),
+    ("trainer.json", '{"format": 1, "device": "cpu"}', "incomplete"),
+    ("trainer.json", None, "step-00000006/trainer.json: no such file"),
     ("trainer.safetensors", "x", "not a readable safetensors file"),
-    ("trainer.safetensors", None, "no such weights file"),
+    ("trainer.safetensors", None, "step-00000006/trainer.safetensors: no such file"),
 ])
 def test_a_broken_trainer_state_is_one_clear_line(tmp_path, file, content, words):
     run(recipe(tmp_path, keep_checkpoints=1), tmp_path / "out")
