@@ -37,6 +37,7 @@ Against = Annotated[
     list[str] | None,
     typer.Option("--against", metavar="RECIPE_OR_RUN", help="Measure this beside the others, and compare with it."),
 ]
+Multiples = Annotated[str, typer.Option("--multiples", metavar="N,N,...", help="Multiples of the trained length.")]
 Length = Annotated[int, typer.Option("--length", min=1, help="Tokens a row; for decode, the prompt before it.")]
 
 
@@ -144,9 +145,7 @@ def memory(
 def extrapolation(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run, checkpoint or model folders.")],
     against: Against = None,
-    multiples: Annotated[
-        str, typer.Option("--multiples", metavar="N,N,...", help="Multiples of the trained length.")
-    ] = "1,2,4,8,16",
+    multiples: Multiples = "1,2,4,8,16",
     trained_length: Annotated[
         int | None, typer.Option("--trained-length", min=1, help="Default: the recipe's train.seq_len.")
     ] = None,

@@ -131,7 +131,7 @@ def test_more_seeds_add_to_what_is_there(compared: tuple[list[object], Path]) ->
 @pytest.mark.parametrize("train", ["", TRAIN.replace("steps = 4", "tokens = 500"), TRAIN.replace("steps = 4\n", "")])
 def test_steps_stand_for_what_the_recipe_says_or_leaves_out(train: str, tmp_path: Path) -> None:
     file = write_recipe(tmp_path, "other", (TRAIN, train))
-    quick = ("--set", "train.seq_len=32", "--context", 32, "--repeats", 1, "--max-documents", 1, "--eval-tokens", 64)
+    quick = ("--set", "train.seq_len=32", "--context", 32, "--repeats", 1, "--max-documents", 2, "--eval-tokens", 64)
     found = as_json("compare", file, "-o", tmp_path / "out", "--steps", 3, *quick)
     assert [r["steps"] for r in select(found["records"], "train")] == [3]
 

@@ -48,7 +48,7 @@ def test_show_breaks_no_word_in_a_narrow_terminal(recipe: str, monkeypatch: pyte
     monkeypatch.setenv("COLUMNS", str(columns))
     text = ok("show", recipe).stdout
     whole, narrow = ({w.removesuffix(":") for w in t.replace("─", " ").split()} for t in (wide, text))
-    assert whole == narrow
+    assert whole - {"repeated"} == narrow - {"repeated"}  # the head of cells that are all empty
     assert all(len(line) <= columns or len(line.split()) == 1 for line in text.splitlines())
 
 
