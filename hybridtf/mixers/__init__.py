@@ -15,4 +15,7 @@ __all__ = ["Attention", "AttentionConfig", "Mamba2", "Mamba2Config"]
 
 @hookimpl
 def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
-    return (AttentionConfig, *attention.PRESETS, Mamba2Config)
+    return (
+        AttentionConfig, *attention.PRESETS,
+        Mamba2Config,
+    )

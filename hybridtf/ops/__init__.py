@@ -11,4 +11,8 @@ from hybridtf.ops import attention, short_conv, ssd
 
 @hookimpl
 def hybridtf_kernels() -> Sequence[Kernel]:
-    return (*attention.KERNELS, *short_conv.KERNELS, *ssd.KERNELS)
+    return (
+        *attention.KERNELS,
+        *short_conv.KERNELS,
+        *ssd.KERNELS,
+    )
