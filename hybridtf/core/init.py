@@ -29,11 +29,16 @@ Init: TypeAlias = Callable[[Tensor, Generator], None]
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """Role and start of one parameter. ``residual``: the last matrix of a residual branch, scaled by depth or zero."""
+    """Role and start of one parameter.
+
+    ``residual``: what ends a residual branch, scaled by depth or zero: its last matrix, or the weight of a norm after it.
+    ``offset`` is added to the parameter wherever it is used (a norm's 1 + w); the scaling is of their sum.
+    """
 
     role: Role
     init: Init
     residual: bool = False
+    offset: float = 0.0
 
 
 def normal(std: float) -> Init:
@@ -89,7 +94,7 @@ def _default_spec(module: nn.Module, name: str, param: Tensor) -> ParamSpec | No
     return None
 
 
-def _declared(model: nn.Module) -> dict[str, ParamSpec]:
+def declared_specs(model: nn.Module) -> dict[str, ParamSpec]:
     """What the modules say in ``param_specs()``, by canonical name."""
     said: dict[str, ParamSpec] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
@@ -104,7 +109,7 @@ def param_specs(model: nn.Module) -> dict[str, ParamSpec]:
 
     Raises :class:`ConfigError` for a parameter that no module speaks for.
     """
-    said = _declared(model)
+    said = declared_specs(model)
     defaults: dict[str, ParamSpec] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         dot = f"{prefix}." if prefix else ""
@@ -123,11 +128,11 @@ def param_specs(model: nn.Module) -> dict[str, ParamSpec]:
 def init_parameters(model: nn.Module, seed: int, *, residual_scale: float = 1.0) -> None:
     """Fill every parameter from (``seed``, its name). Drawn in float32 on the CPU, so that all dtypes and devices agree.
 
-    ``residual_scale`` multiplies the matrices that end a residual branch; 0 silences the branches at the start.
+    ``residual_scale`` multiplies what ends a residual branch; 0 silences the branches at the start.
     Parameters on the meta device are left alone.
     """
     specs = param_specs(model)
-    unknown = sorted(set(_declared(model)) - {name for name, _ in model.named_parameters(remove_duplicate=False)})
+    unknown = sorted(set(declared_specs(model)) - {name for name, _ in model.named_parameters(remove_duplicate=False)})
     if unknown:
         raise ConfigError(f"param_specs() speaks of {unknown[0]!r}, which is no parameter. {known_names(unknown[0], specs)}")
     with torch.no_grad():
@@ -140,5 +145,5 @@ def init_parameters(model: nn.Module, seed: int, *, residual_scale: float = 1.0)
             value = torch.zeros(param.shape, dtype=torch.float32)
             spec.init(value, generator)
             if spec.residual:
-                value.mul_(residual_scale)
+                value.add_(spec.offset).mul_(residual_scale).sub_(spec.offset)
             param.copy_(value)

@@ -9,8 +9,11 @@ from hybridtf.hookspecs import hookimpl
 from hybridtf.nn.activations import Activation, activation
 from hybridtf.nn.norms import (
     GatedRMSNorm,
+    GroupNormConfig,
     LayerNorm,
     LayerNormConfig,
+    NoNorm,
+    NoNormConfig,
     RMSNorm,
     RMSNormConfig,
     accumulation_dtype,
@@ -20,14 +23,15 @@ from hybridtf.nn.regularise import DropPath
 from hybridtf.nn.short_conv import ShortConv
 
 __all__ = [
-    "Activation", "DropPath", "GatedRMSNorm", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig",
-    "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig", "ShortConv", "accumulation_dtype", "activation",
+    "Activation", "DropPath", "GatedRMSNorm", "GroupNormConfig", "LayerNorm", "LayerNormConfig", "LearnedPosition",
+    "LearnedPositionConfig", "NoNorm", "NoNormConfig", "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig",
+    "ShortConv", "accumulation_dtype", "activation",
 ]
 
 
 @hookimpl
 def hybridtf_norms() -> Sequence[type[ComponentConfig]]:
-    return (RMSNormConfig, LayerNormConfig)
+    return (RMSNormConfig, LayerNormConfig, GroupNormConfig, NoNormConfig)
 
 
 @hookimpl

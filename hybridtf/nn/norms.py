@@ -1,4 +1,9 @@
-"""Norms: ``rms_norm`` (https://arxiv.org/abs/1910.07467), ``layer_norm``, and the gated norm of Mamba-2."""
+"""Norms over channels: ``rms_norm`` (https://arxiv.org/abs/1910.07467), ``layer_norm`` (https://arxiv.org/abs/1607.06450),
+``group_norm`` (https://arxiv.org/abs/1803.08494) and ``none``; and :class:`GatedRMSNorm`, a part of mixers.
+
+Each token is normalised alone, in float32 at least, and rounded once at the end. A row of zeros gives zeros (plus the
+bias, where there is one) and finite gradients.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, Norm, NormConfig, ParamSpec, init
@@ -22,30 +27,59 @@ class RMSNormConfig(NormConfig):
 
     type: Literal["rms_norm"] = "rms_norm"
     eps: float = Field(default=1e-6, gt=0)
+    weight: bool = True
+    """A learned weight for each channel."""
+    unit_offset: bool = False
+    """The weight is stored as w and applied as 1 + w, so that weight decay pulls it to 1 (Gemma, Qwen3-Next)."""
+    round_first: bool = False
+    """In a low precision: round before the weight is multiplied, and again after (Llama); else once, at the end (Gemma, OLMo)."""
+
+    @model_validator(mode="after")
+    def _has_a_weight(self) -> Self:
+        if not self.weight and (self.unit_offset or self.round_first):
+            raise ValueError(f"{'unit_offset' if self.unit_offset else 'round_first'} speaks of a weight, and weight = false")
+        return self
 
     @classmethod
     def tiny(cls) -> Self:
         return cls()
 
     def build(self, ctx: BuildContext) -> RMSNorm:
-        return RMSNorm(ctx, self.eps)
+        return RMSNorm(ctx, self.eps, weight=self.weight, unit_offset=self.unit_offset, round_first=self.round_first)
 
 
 class RMSNorm(Norm):
-    """Root mean square norm over the last axis, of width ``ctx.d_model``."""
+    """Root mean square norm over the last axis, of width ``ctx.d_model``; see :class:`RMSNormConfig`."""
 
-    def __init__(self, ctx: BuildContext, eps: float) -> None:
+    def __init__(
+        self, ctx: BuildContext, eps: float, *, weight: bool = True, unit_offset: bool = False, round_first: bool = False
+    ) -> None:
         super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(ctx.d_model, **ctx.factory))
+        self.eps, self.unit_offset, self.round_first = eps, unit_offset, round_first
+        self.weight = _parameter(ctx, weight)
 
     def param_specs(self) -> dict[str, ParamSpec]:
+        if self.weight is None:
+            return {}
+        if self.unit_offset:
+            return {"weight": ParamSpec("norm", init.constant(0.0), offset=1.0)}
         return {"weight": ParamSpec("norm", init.constant(1.0))}
 
     def forward(self, x: Tensor) -> Tensor:
+        """(... d) to (... d)."""
         wide = x.to(accumulation_dtype(x.dtype))
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return normed.to(x.dtype) * self.weight.to(x.dtype)
+        if self.weight is None:
+            return normed.to(x.dtype)
+        weight = self.weight.to(wide.dtype)
+        if self.unit_offset:
+            weight = 1.0 + weight
+        if self.round_first:
+            return normed.to(x.dtype) * weight.to(x.dtype)
+        return (normed * weight).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"eps={self.eps}, unit_offset={self.unit_offset}"
 
 
 class LayerNormConfig(NormConfig):
@@ -53,6 +87,7 @@ class LayerNormConfig(NormConfig):
 
     type: Literal["layer_norm"] = "layer_norm"
     eps: float = Field(default=1e-5, gt=0)
+    weight: bool = True
     bias: bool = True
 
     @classmethod
@@ -60,38 +95,106 @@ class LayerNormConfig(NormConfig):
         return cls()
 
     def build(self, ctx: BuildContext) -> LayerNorm:
-        return LayerNorm(ctx, self.eps, self.bias)
+        return LayerNorm(ctx, self.eps, self.bias, weight=self.weight)
+
+
+class GroupNormConfig(NormConfig):
+    """Layer norm of each of ``n_groups`` equal groups of channels, of one token alone: never over time.
+
+    This differs from ``torch.nn.GroupNorm`` on (b c t), which mixes all tokens and would break every law of time.
+    """
+
+    type: Literal["group_norm"] = "group_norm"
+    n_groups: int = Field(gt=0)
+    eps: float = Field(default=1e-5, gt=0)
+    weight: bool = True
+    bias: bool = True
+
+    @classmethod
+    def tiny(cls) -> Self:
+        return cls(n_groups=2)
+
+    def build(self, ctx: BuildContext) -> LayerNorm:
+        if ctx.d_model % self.n_groups:
+            raise ctx.error(f"group_norm: a width of {ctx.d_model} is not divisible by n_groups = {self.n_groups}")
+        return LayerNorm(ctx, self.eps, self.bias, weight=self.weight, n_groups=self.n_groups)
 
 
 class LayerNorm(Norm):
-    """Layer norm over the last axis, of width ``ctx.d_model``."""
+    """Layer norm of each of ``n_groups`` equal groups of the last axis, of width ``ctx.d_model``; weight and bias a channel."""
 
-    def __init__(self, ctx: BuildContext, eps: float, bias: bool) -> None:
+    def __init__(self, ctx: BuildContext, eps: float, bias: bool, *, weight: bool = True, n_groups: int = 1) -> None:
         super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(ctx.d_model, **ctx.factory))
-        self.bias = nn.Parameter(torch.zeros(ctx.d_model, **ctx.factory)) if bias else None
+        self.n_groups, self.eps = n_groups, eps
+        self.weight, self.bias = _parameter(ctx, weight), _parameter(ctx, bias)
 
     def param_specs(self) -> dict[str, ParamSpec]:
-        specs = {"weight": ParamSpec("norm", init.constant(1.0))}
-        return specs if self.bias is None else {**specs, "bias": ParamSpec("bias", init.constant(0.0))}
+        specs = {"weight": ParamSpec("norm", init.constant(1.0)), "bias": ParamSpec("bias", init.constant(0.0))}
+        return {name: spec for name, spec in specs.items() if getattr(self, name) is not None}
 
     def forward(self, x: Tensor) -> Tensor:
+        """(... d) to (... d)."""
         wide = accumulation_dtype(x.dtype)
+        weight = None if self.weight is None else self.weight.to(wide)
         bias = None if self.bias is None else self.bias.to(wide)
-        return F.layer_norm(x.to(wide), x.shape[-1:], self.weight.to(wide), bias, self.eps).to(x.dtype)
+        if self.n_groups == 1:
+            return F.layer_norm(x.to(wide), x.shape[-1:], weight, bias, self.eps).to(x.dtype)
+        groups: Tensor = x.to(wide).unflatten(-1, (self.n_groups, -1))
+        y = F.layer_norm(groups, groups.shape[-1:], None, None, self.eps).flatten(-2)
+        y = y if weight is None else y * weight
+        return (y if bias is None else y + bias).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"n_groups={self.n_groups}, eps={self.eps}"
+
+
+class NoNormConfig(NormConfig):
+    """No norm: a post-norm stack needs no final one, a branch that starts at 0 (ReZero) none at all."""
+
+    type: Literal["none"] = "none"
+
+    @classmethod
+    def tiny(cls) -> Self:
+        return cls()
+
+    def build(self, ctx: BuildContext) -> NoNorm:
+        return NoNorm()
+
+
+class NoNorm(Norm):
+    """Returns what it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def _parameter(ctx: BuildContext, wanted: bool) -> nn.Parameter | None:
+    return nn.Parameter(torch.empty(ctx.d_model, **ctx.factory)) if wanted else None
 
 
 class GatedRMSNorm(nn.Module):
-    """RMS norm of y * silu(gate) over ``n_groups`` equal groups of channels (Mamba-2; gate first, then norm).
+    """RMS norm and a gate over ``n_groups`` equal groups of channels, as mixers use them on their output.
 
-    With ``norm_first`` the norm comes before the gate: norm(y) * silu(gate).
+    y, gate (... c) of width ``ctx.d_model``; act is ``activation``: ``silu`` or ``sigmoid``.
+
+    - ``norm_first`` false: norm(y * act(gate)) * weight (Mamba-2, https://arxiv.org/abs/2405.21060).
+    - ``norm_first`` true: norm(y) * weight * act(gate) (RetNet and Gated DeltaNet with silu, KDA with sigmoid). Groups are
+      heads where the statistics are a head's; the weight then differs by head, unless ``shared_weight``: one of a group's
+      width, for all of them.
+
+    Not a registered norm: it takes two inputs. Mixers build it and give its options in their own config.
     """
 
-    def __init__(self, ctx: BuildContext, *, n_groups: int, eps: float, norm_first: bool) -> None:
+    def __init__(
+        self, ctx: BuildContext, *, n_groups: int, eps: float, norm_first: bool, activation: Literal["silu", "sigmoid"] = "silu",
+        shared_weight: bool = False,
+    ) -> None:
         super().__init__()
-        self.n_groups, self.eps, self.norm_first = n_groups, eps, norm_first
-        self.weight = nn.Parameter(torch.ones(ctx.d_model, **ctx.factory))
+        if ctx.d_model % n_groups:
+            raise ctx.error(f"a gated norm of width {ctx.d_model} does not divide into {n_groups} groups")
+        self.n_groups, self.eps, self.norm_first, self.activation = n_groups, eps, norm_first, activation
+        width = ctx.d_model // n_groups if shared_weight else ctx.d_model
+        self.weight = nn.Parameter(torch.empty(width, **ctx.factory))
 
     def param_specs(self) -> dict[str, ParamSpec]:
         return {"weight": ParamSpec("norm", init.constant(1.0))}
@@ -100,11 +203,15 @@ class GatedRMSNorm(nn.Module):
         """``y``, ``gate`` (... c) to (... c), in ``gate``'s dtype."""
         dtype = gate.dtype
         wide = y.to(accumulation_dtype(y.dtype))
-        act = F.silu(gate.to(wide.dtype))
+        gate = gate.to(wide.dtype)
+        act = F.silu(gate) if self.activation == "silu" else torch.sigmoid(gate)
         if not self.norm_first:
             wide = wide * act
         grouped: Tensor = wide.unflatten(-1, (self.n_groups, -1))
-        normed = (grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + self.eps)).flatten(-2)
-        normed = normed * self.weight.to(wide.dtype)
+        weight = self.weight.to(wide.dtype).view(-1, grouped.shape[-1])  # [groups or 1, width]
+        normed = (grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + self.eps) * weight).flatten(-2)
         out: Tensor = normed * act if self.norm_first else normed
         return out.to(dtype)
+
+    def extra_repr(self) -> str:
+        return f"n_groups={self.n_groups}, eps={self.eps}, norm_first={self.norm_first}, activation={self.activation}"

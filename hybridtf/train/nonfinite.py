@@ -19,10 +19,8 @@ def locate(model: nn.Module, run: Callable[[], object]) -> str:
     outputs: list[str] = []
     gradients: list[str] = []
     handles = []
-    names: dict[nn.Module, str] = {}
     for name, module in model.named_modules():
-        names[module] = name or "model"
-        handles.append(module.register_forward_hook(_output_hook(names, outputs)))
+        handles.append(module.register_forward_hook(_output_hook(name or "model", outputs)))
     for name, param in model.named_parameters():
         if param.requires_grad:
             handles.append(param.register_post_accumulate_grad_hook(_gradient_hook(name, gradients)))
@@ -40,19 +38,19 @@ def locate(model: nn.Module, run: Callable[[], object]) -> str:
     return "every output and every gradient is finite on its own: their norm overflows"
 
 
-def _output_hook(names: dict[nn.Module, str], found: list[str]) -> Callable[[nn.Module, Any, Any], None]:
+def _output_hook(name: str, found: list[str]) -> Callable[[nn.Module, Any, Any], None]:
     def hook(module: nn.Module, args: Any, output: Any) -> None:
         if found or _finite(output):
             return
         weights = dict(module.named_parameters(recurse=False))
-        broken = [name for name, value in weights.items() if not _finite(value)]
+        broken = [weight for weight, value in weights.items() if not _finite(value)]
         if broken:
             cause = f"its {broken[0]} is not finite"
         elif not _finite(args):
             cause = "its input is not finite"
         else:
             cause = "its input is finite"
-        found.append(f"{names[module]} ({type(module).__name__}): {cause}")
+        found.append(f"{name} ({type(module).__name__}): {cause}")
 
     return hook
 
