@@ -1,17 +1,34 @@
-"""Residual wirings, one file each."""
+"""Residual wirings: one branch after the other, or both at once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from hybridtf.blocks.parallel import Parallel, ParallelConfig
-from hybridtf.blocks.prenorm import PreNorm, PreNormConfig
+from hybridtf.blocks.sequential import (
+    NormedStream,
+    NormedStreamConfig,
+    OutputNorm,
+    OutputNormConfig,
+    PostNorm,
+    PostNormConfig,
+    PreNorm,
+    PreNormConfig,
+    SandwichConfig,
+)
+from hybridtf.blocks.wiring import LearnedScale
 from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 
-__all__ = ["Parallel", "ParallelConfig", "PreNorm", "PreNormConfig"]
+__all__ = [
+    "LearnedScale", "NormedStream", "NormedStreamConfig", "OutputNorm", "OutputNormConfig", "Parallel", "ParallelConfig",
+    "PostNorm", "PostNormConfig", "PreNorm", "PreNormConfig", "SandwichConfig",
+]
 
 
 @hookimpl
 def hybridtf_blocks() -> Sequence[type[ComponentConfig]]:
-    return (PreNormConfig, ParallelConfig)
+    return (
+        PreNormConfig, PostNormConfig, SandwichConfig, OutputNormConfig, NormedStreamConfig,
+        ParallelConfig,
+    )

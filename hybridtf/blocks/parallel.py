@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from hybridtf.blocks.wiring import BranchResult, Wiring, WiringConfig
+from hybridtf.blocks.wiring import BranchResult, NormsBefore, Share, Wiring
 from hybridtf.core import BlockOutput, BuildContext, Context, Edges, Segments, State
 
 
-class ParallelConfig(WiringConfig):
+class ParallelConfig(NormsBefore):
     """Both branches read the same input. ``shared_norm``: one norm for both (GPT-J, Cohere); else one each (GPT-NeoX)."""
 
     type: Literal["parallel"] = "parallel"
     shared_norm: bool = False
+    """The one norm is ``mixer_norm``."""
+    skip_scale: Share = Field(default=1.0)
+    """Multiplies the stream, which passes both branches by at once."""
 
     @model_validator(mode="after")
     def _has_both(self) -> Self:
         if self.mixer is None or self.channel_mixer is None:
             raise ValueError("a parallel block needs both a mixer and a channel_mixer; with one of them use 'prenorm'")
+        if self.shared_norm and self.channel_norm is not None:
+            raise ValueError("channel_norm is given, and shared_norm = true makes mixer_norm the only one")
         return self
+
+    def norm_sites(self, branch: str) -> tuple[str, ...]:
+        return () if self.shared_norm and branch == "channel_mixer" else super().norm_sites(branch)
 
     def build(self, ctx: BuildContext) -> Parallel:
         return Parallel(self, ctx)
@@ -30,19 +38,15 @@ class ParallelConfig(WiringConfig):
 class Parallel(Wiring):
     """See :class:`ParallelConfig`."""
 
-    def __init__(self, config: ParallelConfig, ctx: BuildContext) -> None:
-        super().__init__(config, ctx)
-        if config.shared_norm:
-            del self.channel_norm
-        self.shared_norm = config.shared_norm
-
     def forward(
         self, x: Tensor, edges: Edges, *, segments: Segments | None = None, state: State | None = None,
         context: Context | None = None, keep: int = 0,
     ) -> BlockOutput:
         seen = BranchResult(edges)
         call: dict[str, Any] = {"segments": segments, "state": state, "context": context, "keep": keep}
-        normed = self.mixer_norm(x)
-        mixed = self.branch("mixer", normed, seen, **call)
-        changed = self.branch("channel_mixer", normed if self.shared_norm else self.channel_norm(x), seen, **call)
-        return BlockOutput(x + mixed + changed, seen.edges, seen.losses, None if state is None else seen.state)
+        mixer_input = self.norm("mixer", x)
+        shared = not self.config.norm_sites("channel_mixer")
+        channel_input = mixer_input if shared else self.norm("channel_mixer", x)
+        mixed = self.scaled("mixer", self.branch("mixer", mixer_input, seen, **call))
+        changed = self.scaled("channel_mixer", self.branch("channel_mixer", channel_input, seen, **call))
+        return BlockOutput(self.onto("mixer", x, mixed) + changed, seen.edges, seen.losses, None if state is None else seen.state)

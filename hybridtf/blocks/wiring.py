@@ -1,9 +1,12 @@
-"""What all residual wirings share: the optional mixers, their norms, dropout, and how a component is called."""
+"""What all residual wirings share: the optional mixers, norms and scales of their branches, and how a component is called."""
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
@@ -15,41 +18,114 @@ from hybridtf.core import (
     ChannelMixerConfig,
     Component,
     ComponentConfig,
+    ConfigTable,
     Context,
     Edges,
     Extras,
+    Norm,
     NormConfig,
+    ParamSpec,
     PluginError,
     Segments,
     SequenceMixer,
     SequenceMixerConfig,
     State,
     active,
+    init,
 )
+from hybridtf.core.init import declared_specs
 from hybridtf.nn import DropPath, RMSNormConfig
+
+BRANCHES: Mapping[str, str] = {"mixer": "mixer", "channel_mixer": "channel"}
+"""The branches in order, and how the names of their norms and scales begin."""
+
+Multiplier: TypeAlias = Annotated[float, Field(gt=0)]
+Share: TypeAlias = Annotated[float, Field(ge=0)]
+
+
+class LearnedScale(ConfigTable):
+    """A learned multiplier of each branch: one a channel (LayerScale, https://arxiv.org/abs/2103.17239) or one number
+    (ReZero, https://arxiv.org/abs/2003.04887)."""
+
+    per: Literal["channel", "branch"] = "channel"
+    start: float = 0.1
+    """Its value at the start: LayerScale takes 0.1 to 1e-6, less the deeper the stack; ReZero 0."""
 
 
 class WiringConfig(BlockConfig):
-    """Options of the built-in wirings. Either mixer may be left out, not both."""
+    """Options of the built-in wirings. Either mixer may be left out, not both.
+
+    A branch f on the stream x gives ``skip_scale * x + residual_scale * learned_scale * f(x)``, with norms where the wiring
+    has them.
+    """
 
     mixer: Component[SequenceMixerConfig] | None = None
     channel_mixer: Component[ChannelMixerConfig] | None = None
     norm: Component[NormConfig] = Field(default_factory=RMSNormConfig)
+    """Every norm of the block that has no config of its own."""
+    residual_scale: Multiplier | tuple[Multiplier, Multiplier] = 1.0
+    """Multiplies the output of each branch (Granite); a pair is for the mixer and the channel mixer (MiniMax)."""
+    skip_scale: Share | tuple[Share, Share] = 1.0
+    """Multiplies the stream that a branch is added to (DeepNorm's alpha, https://arxiv.org/abs/2203.00555). 0: no residual."""
+    learned_scale: LearnedScale | None = Field(default=None, examples=[{"per": "channel", "start": 0.1}])
+    """With one, its start takes the place of the model's ``residual_init`` in this block."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """On the output of each branch, in training."""
+    """On what each branch adds, in training."""
     drop_path: float = Field(default=0.0, ge=0, lt=1)
     """Probability that a row skips a branch, in training."""
+
+    norms_before: ClassVar[bool] = True
+    """The wiring has norms ``mixer_norm``, ``channel_norm`` before its branches."""
+    norms_after: ClassVar[bool] = False
+    """The wiring has norms ``mixer_post_norm``, ``channel_post_norm`` after its branches."""
 
     @model_validator(mode="after")
     def _has_something(self) -> Self:
         if self.mixer is None and self.channel_mixer is None:
             raise ValueError("a block needs a mixer, a channel_mixer, or both")
+        both = self.mixer is not None and self.channel_mixer is not None
+        for option in ("residual_scale", "skip_scale"):
+            if isinstance(getattr(self, option), tuple) and not both:
+                raise ValueError(f"{option} is a pair, and the block has one branch: give one number")
+        for branch, short in BRANCHES.items():
+            for site in (f"{short}_norm", f"{short}_post_norm"):
+                if getattr(self, site, None) is not None and getattr(self, branch) is None:
+                    raise ValueError(f"{site} is given, and the block has no {branch}")
         return self
 
     @classmethod
     def tiny(cls) -> Self:
         mixers, channel_mixers = active()["mixers"], active()["channel_mixers"]
         return cls(mixer=mixers.get("attention").tiny(), channel_mixer=channel_mixers.get("glu").tiny())  # type: ignore[arg-type]
+
+    def norm_sites(self, branch: str) -> tuple[str, ...]:
+        """Names of the norms around a branch."""
+        short = BRANCHES[branch]
+        sites = ((f"{short}_norm", self.norms_before), (f"{short}_post_norm", self.norms_after))
+        return tuple(site for site, there in sites if there)
+
+    def of_branch(self, option: str, branch: str) -> float:
+        """The value of ``residual_scale`` or ``skip_scale`` for a branch."""
+        value = getattr(self, option)
+        return float(value[tuple(BRANCHES).index(branch)] if isinstance(value, tuple) else value)
+
+
+class NormsBefore(WiringConfig):
+    """Own configs for the norms before the branches."""
+
+    mixer_norm: Component[NormConfig] | None = None
+    """None: as ``norm``."""
+    channel_norm: Component[NormConfig] | None = None
+
+
+class NormsAfter(WiringConfig):
+    """Own configs for the norms after the branches."""
+
+    norms_after: ClassVar[bool] = True
+
+    mixer_post_norm: Component[NormConfig] | None = None
+    """None: as ``norm``."""
+    channel_post_norm: Component[NormConfig] | None = None
 
 
 class BranchResult:
@@ -62,7 +138,10 @@ class BranchResult:
 
 
 class Wiring(Block):
-    """A block of at most one mixer and one channel mixer, each a branch with a norm before it."""
+    """A block of at most one mixer and one channel mixer, each a branch with norms around it and a scale."""
+
+    norms_output: ClassVar[bool] = False
+    """The norms after the branches are on their output alone, before it is added."""
 
     def __init__(self, config: WiringConfig, ctx: BuildContext) -> None:
         super().__init__()
@@ -70,17 +149,45 @@ class Wiring(Block):
         self.mixer: SequenceMixer | None = None
         self.channel_mixer: ChannelMixer | None = None
         if config.mixer is not None:
-            self.mixer_norm = config.norm.build(ctx.child("norm"))
+            self._add_norm("mixer_norm", "mixer", ctx)
             self.mixer = config.mixer.build(ctx.child("mixer"))
             if self.mixer.causal_only and not ctx.causal:
-                raise ctx.error(
-                    f"mixer {config.mixer.type_name()!r} only looks back, and this stack is not causal"
-                )
+                raise ctx.error(f"mixer {config.mixer.type_name()!r} only looks back, and this stack is not causal")
+            self._add_norm("mixer_post_norm", "mixer", ctx)
         if config.channel_mixer is not None:
-            self.channel_norm = config.norm.build(ctx.child("norm"))
+            self._add_norm("channel_norm", "channel_mixer", ctx)
             self.channel_mixer = config.channel_mixer.build(ctx.child("channel_mixer"))
+            self._add_norm("channel_post_norm", "channel_mixer", ctx)
+        if config.learned_scale is not None:
+            width = ctx.d_model if config.learned_scale.per == "channel" else 1
+            for branch in self.parts():
+                self.register_parameter(f"{BRANCHES[branch]}_scale", nn.Parameter(torch.empty(width, **ctx.factory)))
         self.dropout = nn.Dropout(config.dropout)
         self.drop_path = DropPath(config.drop_path)
+
+    def _add_norm(self, site: str, branch: str, ctx: BuildContext) -> None:
+        if site in self.config.norm_sites(branch):
+            own: NormConfig | None = getattr(self.config, site, None)
+            norm = self.config.norm.build(ctx.child("norm")) if own is None else own.build(ctx.child(site))
+            self.add_module(site, norm)
+
+    def param_specs(self) -> dict[str, ParamSpec]:
+        """What ends each branch: where its output is normed, that norm's weight, since no scale before it would last."""
+        specs: dict[str, ParamSpec] = {}
+        for branch, part in self.parts().items():
+            short = BRANCHES[branch]
+            ends: dict[str, ParamSpec] = {}
+            if self.config.learned_scale is not None:
+                ends = {f"{short}_scale": ParamSpec("norm", init.constant(self.config.learned_scale.start))}
+            elif self.norms_output:
+                site = f"{short}_post_norm"
+                said = declared_specs(getattr(self, site))
+                ends = {f"{site}.{name}": replace(spec, residual=True) for name, spec in said.items()}
+            if ends:
+                said = declared_specs(part)
+                specs |= {f"{branch}.{name}": replace(s, residual=False) for name, s in said.items() if s.residual}
+            specs |= ends
+        return specs
 
     def parts(self) -> dict[str, Any]:
         parts = {"mixer": self.mixer, "channel_mixer": self.channel_mixer}
@@ -94,24 +201,41 @@ class Wiring(Block):
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         return {name: part.init_state(batch_size, max_len) for name, part in self.parts().items()}
 
-    def _check_result(self, name: str, part: Any, x: Tensor, result: Any) -> None:
-        """Name the component, where it is the only one who could know better."""
-        n_values = 3 if part.extra_results() else 2
-        if not isinstance(result, tuple) or len(result) != n_values:
-            got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
-            raise self._broken(name, f"must return {'(y, state, Extras)' if n_values == 3 else '(y, state)'}, got {got}")
-        if result[0].shape != x.shape:
-            shapes = f"{tuple(result[0].shape)} for an input of {tuple(x.shape)}"
-            raise self._broken(name, f"returned shape {shapes}; it must return the shape it was given")
+    # -- what a wiring is made of ------------------------------------------------------------------------------------
 
-    def _broken(self, name: str, what: str) -> PluginError:
-        return PluginError(f"{self.where}.{name}: {self.config_of(name).type_name()!r} {what}")
+    def norm(self, branch: str, x: Tensor) -> Tensor:
+        """The norm before a branch; nothing where the wiring has none."""
+        return self._norm(f"{BRANCHES[branch]}_norm", x)
+
+    def post_norm(self, branch: str, x: Tensor) -> Tensor:
+        """The norm after a branch; nothing where the wiring has none."""
+        return self._norm(f"{BRANCHES[branch]}_post_norm", x)
+
+    def _norm(self, site: str, x: Tensor) -> Tensor:
+        norm: Norm | None = getattr(self, site, None)
+        return x if norm is None else norm(x)
+
+    def scaled(self, branch: str, y: Tensor) -> Tensor:
+        """The output of a branch as it is added: scaled, and dropped in training."""
+        if self.config.learned_scale is not None:
+            y = y * getattr(self, f"{BRANCHES[branch]}_scale").to(y.dtype)
+        scale = self.config.of_branch("residual_scale", branch)
+        y = y if scale == 1.0 else y * scale
+        dropped: Tensor = self.drop_path(self.dropout(y))
+        return dropped
+
+    def onto(self, branch: str, x: Tensor, y: Tensor) -> Tensor:
+        """``y`` added to the stream that passes the branch by."""
+        skip = self.config.of_branch("skip_scale", branch)
+        if skip == 0.0:
+            return y
+        return (x if skip == 1.0 else x * skip) + y
 
     def branch(
         self, name: str, x: Tensor, seen: BranchResult, *, segments: Segments | None, state: State | None,
         context: Context | None, keep: int,
     ) -> Tensor:
-        """The branch's output before the residual is added; what else it returns goes to ``seen``."""
+        """The output of a mixer; what else it returns goes to ``seen``."""
         part = self.parts()[name]
         options: dict[str, Any] = {"segments": segments, "state": None if state is None else state[name], "keep": keep}
         if name == "mixer":
@@ -126,5 +250,18 @@ class Wiring(Block):
             before = seen.losses.get(loss)
             seen.losses[loss] = (total, count) if before is None else (before[0] + total, before[1] + count)
         seen.state[name] = result[1]
-        y: Tensor = self.drop_path(self.dropout(result[0]))
+        y: Tensor = result[0]
         return y
+
+    def _check_result(self, name: str, part: Any, x: Tensor, result: Any) -> None:
+        """Name the component, where it is the only one who could know better."""
+        n_values = 3 if part.extra_results() else 2
+        if not isinstance(result, tuple) or len(result) != n_values:
+            got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+            raise self._broken(name, f"must return {'(y, state, Extras)' if n_values == 3 else '(y, state)'}, got {got}")
+        if result[0].shape != x.shape:
+            shapes = f"{tuple(result[0].shape)} for an input of {tuple(x.shape)}"
+            raise self._broken(name, f"returned shape {shapes}; it must return the shape it was given")
+
+    def _broken(self, name: str, what: str) -> PluginError:
+        return PluginError(f"{self.where}.{name}: {self.config_of(name).type_name()!r} {what}")

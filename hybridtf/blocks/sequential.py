@@ -1,0 +1,114 @@
+"""One branch after the other: a mixer, then a channel mixer, each added to the stream, with norms before or after.
+
+f is a branch, x the stream; residual multipliers are left out.
+
+    prenorm        x + f(norm(x))              https://arxiv.org/abs/2002.04745
+    postnorm       norm(x + f(x))              https://arxiv.org/abs/1706.03762
+    sandwich       x + post(f(norm(x)))        https://arxiv.org/abs/2105.13290, Gemma 2 and 3
+    output_norm    x + post(f(x))              https://arxiv.org/abs/2501.00656 (OLMo 2), Swin v2, EXAONE 4
+    normed_stream  n + f(n),  n = norm(x)      MiniMax-01: https://arxiv.org/abs/2501.08313
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from hybridtf.blocks.wiring import BranchResult, NormsAfter, NormsBefore, Wiring
+from hybridtf.core import BlockOutput, BuildContext, Context, Edges, Segments, State
+
+
+class PreNormConfig(NormsBefore):
+    """Norm before each branch: x + f(norm(x)). The stream itself is never normed."""
+
+    type: Literal["prenorm"] = "prenorm"
+
+    def build(self, ctx: BuildContext) -> PreNorm:
+        return PreNorm(self, ctx)
+
+
+class PostNormConfig(NormsAfter):
+    """Norm of each sum: norm(x + f(x)), the original transformer. Such a stack ends normed: ``final_norm`` may be ``none``."""
+
+    type: Literal["postnorm"] = "postnorm"
+    norms_before: ClassVar[bool] = False
+
+    def build(self, ctx: BuildContext) -> PostNorm:
+        return PostNorm(self, ctx)
+
+
+class SandwichConfig(NormsBefore, NormsAfter):
+    """Norm before and after each branch: x + post(f(norm(x)))."""
+
+    type: Literal["sandwich"] = "sandwich"
+
+    def build(self, ctx: BuildContext) -> OutputNorm:
+        return OutputNorm(self, ctx)
+
+
+class OutputNormConfig(NormsAfter):
+    """Norm of each branch's output, and none before it: x + post(f(x))."""
+
+    type: Literal["output_norm"] = "output_norm"
+    norms_before: ClassVar[bool] = False
+
+    def build(self, ctx: BuildContext) -> OutputNorm:
+        return OutputNorm(self, ctx)
+
+
+class NormedStreamConfig(NormsBefore):
+    """The residual is taken after the norm: n + f(n) with n = norm(x)."""
+
+    type: Literal["normed_stream"] = "normed_stream"
+
+    def build(self, ctx: BuildContext) -> NormedStream:
+        return NormedStream(self, ctx)
+
+
+class Sequential(Wiring):
+    """The mixer's branch, then the channel mixer's; a subclass says how a branch is wired."""
+
+    def wired(self, branch: str, x: Tensor, seen: BranchResult, call: dict[str, Any]) -> Tensor:
+        """The stream after the branch."""
+        raise NotImplementedError
+
+    def forward(
+        self, x: Tensor, edges: Edges, *, segments: Segments | None = None, state: State | None = None,
+        context: Context | None = None, keep: int = 0,
+    ) -> BlockOutput:
+        seen = BranchResult(edges)
+        call: dict[str, Any] = {"segments": segments, "state": state, "context": context, "keep": keep}
+        for branch in self.parts():
+            x = self.wired(branch, x, seen, call)
+        return BlockOutput(x, seen.edges, seen.losses, None if state is None else seen.state)
+
+
+class PreNorm(Sequential):
+    """See :class:`PreNormConfig`."""
+
+    def wired(self, branch: str, x: Tensor, seen: BranchResult, call: dict[str, Any]) -> Tensor:
+        y = self.branch(branch, self.norm(branch, x), seen, **call)
+        return self.onto(branch, x, self.scaled(branch, self.post_norm(branch, y)))
+
+
+class OutputNorm(PreNorm):
+    """See :class:`SandwichConfig`, :class:`OutputNormConfig`."""
+
+    norms_output = True
+
+
+class PostNorm(Sequential):
+    """See :class:`PostNormConfig`."""
+
+    def wired(self, branch: str, x: Tensor, seen: BranchResult, call: dict[str, Any]) -> Tensor:
+        y = self.branch(branch, x, seen, **call)
+        return self.post_norm(branch, self.onto(branch, x, self.scaled(branch, y)))
+
+
+class NormedStream(Sequential):
+    """See :class:`NormedStreamConfig`."""
+
+    def wired(self, branch: str, x: Tensor, seen: BranchResult, call: dict[str, Any]) -> Tensor:
+        x = self.norm(branch, x)
+        return self.onto(branch, x, self.scaled(branch, self.branch(branch, x, seen, **call)))
