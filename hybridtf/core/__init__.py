@@ -4,6 +4,7 @@ from hybridtf.core import init
 from hybridtf.core.config import BuildContext, Component, ComponentConfig, ConfigTable, component_schema
 from hybridtf.core.contracts import (
     LAWS,
+    AdaptersConfig,
     Block,
     BlockConfig,
     BlockOutput,
@@ -78,7 +79,7 @@ from hybridtf.core.states import (
 )
 
 __all__ = [
-    "DTYPES", "KINDS", "LAWS", "NO_DECAY", "PHASES", "Block", "BlockConfig", "BlockOutput", "BuildContext",
+    "DTYPES", "KINDS", "LAWS", "NO_DECAY", "PHASES", "AdaptersConfig", "Block", "BlockConfig", "BlockOutput", "BuildContext",
     "ChannelMixer", "ChannelMixerConfig", "CheckpointError", "Component", "ComponentConfig", "ConfigError",
     "ConfigTable", "Context", "DataError", "Edges", "Extras", "Fixed", "Growing", "Head", "HeadConfig", "HybridTFError",
     "Init", "Kernel", "KernelError", "KernelRequest", "KernelSet", "Law", "LengthError", "Losses", "ModelConfig",

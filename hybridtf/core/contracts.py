@@ -18,9 +18,10 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from jaxtyping import Float, Int
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from hybridtf.core.config import BuildContext, ComponentConfig
+from hybridtf.core.config import BuildContext, ComponentConfig, ConfigTable
 from hybridtf.core.segments import Segments
 from hybridtf.core.states import State
 
@@ -247,13 +248,32 @@ class PositionConfig(ComponentConfig):
     def build(self, ctx: BuildContext) -> Position | None: ...
 
 
+class AdaptersConfig(ConfigTable):
+    """Low-rank additions to projections of a shared block, one pair of matrices for each layer that visits it (Zamba2)."""
+
+    rank: int = Field(gt=0)
+    on: tuple[str, ...] = Field(min_length=1)
+    """Paths of the projections inside the block: ``mixer.q_proj``, ``channel_mixer.up_proj``."""
+
+    @field_validator("on")
+    @classmethod
+    def _once(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        for path in paths:
+            if paths.count(path) > 1:
+                raise ValueError(f"names {path!r} twice")
+        return paths
+
+
 class BlockConfig(ComponentConfig):
-    """Base of blocks' configs. ``shared``: every layer of this name is one set of weights."""
+    """Base of blocks' configs. What it holds is for the composer: a block itself sees none of it."""
 
     kind: ClassVar[str] = "blocks"
     default_type: ClassVar[str | None] = "prenorm"
 
     shared: bool = False
+    """Every layer of this name is one set of weights; each has a state of its own."""
+    adapters: AdaptersConfig | None = Field(default=None, examples=[{"rank": 2, "on": ["mixer.q_proj"]}])
+    """Of a shared block: what each of its layers adds of its own."""
 
     @abstractmethod
     def build(self, ctx: BuildContext) -> Block: ...

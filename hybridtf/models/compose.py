@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from hybridtf.core import (
     known_names,
 )
 from hybridtf.models.pattern import print_pattern
+from hybridtf.models.visits import Visit
 
 
 def add_losses(first: Losses, second: Losses) -> dict[str, tuple[Tensor, Tensor]]:
@@ -37,7 +39,8 @@ def add_losses(first: Losses, second: Losses) -> dict[str, tuple[Tensor, Tensor]
 class Stack(nn.Module):
     """Layers in order. ``layers`` holds each set of weights once; ``order`` names the one each layer visits.
 
-    State is per visit, weights per name: a shared block is visited by many layers.
+    State is per visit, weights per name: a shared block (``layers.shared_NAME``) is visited by many layers. What a layer
+    adds to it of its own stands under the layer's number (``layers.3.adapters...``).
     """
 
     def __init__(self, layers: tuple[str, ...], blocks: Mapping[str, BlockConfig], ctx: BuildContext) -> None:
@@ -51,6 +54,12 @@ class Stack(nn.Module):
                 where = ctx.child(f"blocks.{name}", layer_idx=i, n_layers=len(layers))
                 self.layers[key] = blocks[name].build(where)
             order.append(key)
+            adapters = blocks[name].adapters
+            if adapters is not None:
+                where = ctx.child(f"blocks.{name}.adapters", layer_idx=i, n_layers=len(layers))
+                if not blocks[name].shared:
+                    raise where.error("adapters tell the layers of a shared block apart: they need shared = true")
+                self.layers[str(i)] = Visit(adapters, self.layers[key], where)
         self.order = tuple(order)
         self.takes = {field for block in self.blocks() for part in block.parts().values() for field in part.takes}
         """Fields of segments that some component obeys."""
@@ -60,6 +69,12 @@ class Stack(nn.Module):
     def blocks(self) -> list[Block]:
         """The block of each layer, in order; a shared one comes once a visit."""
         return [self.layers[key] for key in self.order]  # type: ignore[misc]
+
+    def _callable(self, i: int) -> Callable[..., BlockOutput]:
+        """What layer ``i`` calls: its block, with the layer's own adapters in place."""
+        block = self.layers[self.order[i]]
+        own = str(i)
+        return functools.partial(self.layers[own], block) if own != self.order[i] and own in self.layers else block
 
     def init_state(self, batch_size: int, max_len: int | None = None) -> tuple[State, ...]:
         return tuple(block.init_state(batch_size, max_len) for block in self.blocks())
@@ -72,19 +87,19 @@ class Stack(nn.Module):
         losses: dict[str, tuple[Tensor, Tensor]] = {}
         states: list[State] = []
         seen = dict(edges)
-        for i, block in enumerate(self.blocks()):
+        for i in range(len(self.order)):
+            run = self._callable(i)
             options: dict[str, Any] = {
                 "segments": segments, "state": None if state is None else state[i], "context": context, "keep": keep,
             }
             if i in self.checkpointed and state is None and torch.is_grad_enabled():
-                out = checkpoint(block, x, seen, use_reentrant=False, **options)
+                out = checkpoint(run, x, seen, use_reentrant=False, **options)
             else:
-                out = block(x, seen, **options)
+                out = run(x, seen, **options)
             x, seen = out.x, out.edges
             states.append(out.state)
             losses = add_losses(losses, out.losses)
         return BlockOutput(x, seen, losses, None if state is None else tuple(states))
-
 
     def _check(self, segments: Segments | None) -> None:
         if segments is None:
