@@ -276,10 +276,18 @@ def _preset_schema(name: str, preset: Preset, schema: dict[str, Any]) -> dict[st
 
 
 def faults_of(error: ValidationError, config: type[BaseModel]) -> list[tuple[str, str]]:
-    """Every fault of a validation as (path, message), nested components' faults under their own path."""
+    """Every fault of a validation as (path, message), nested components' faults under their own path.
+
+    An option that may be of several types has one fault, which says what each would have allowed.
+    """
     faults: list[tuple[str, str]] = []
     for detail in error.errors(include_url=False):
-        faults.extend(_faults(detail, config))
+        of_union = any(_is_union_tag(detail, i) for i in range(len(detail["loc"])))
+        for path, message in _faults(detail, config):
+            if of_union and faults and faults[-1][0] == path:
+                faults[-1] = (path, f"{faults[-1][1]}; or {message}")
+            else:
+                faults.append((path, message))
     return faults
 
 

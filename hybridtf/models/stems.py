@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import torch
 from pydantic import Field
@@ -28,8 +28,9 @@ class TokenEmbeddingConfig(StemConfig):
 
     type: Literal["token_embedding"] = "token_embedding"
     position: Component[PositionConfig] = Field(default_factory=NoPositionConfig)
-    scale: float = Field(default=1.0, gt=0)
-    """Multiplies the embedding (Gemma: d_model ** 0.5)."""
+    scale: Annotated[float, Field(gt=0)] | Literal["sqrt_d_model"] = 1.0
+    """Multiplies the embedding; ``sqrt_d_model``: the root of the width (the original transformer, Gemma). A model that
+    rounds the root to bfloat16 in every precision (RecurrentGemma: 50.5 for 2560) gives the rounded number."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
     @classmethod
@@ -45,7 +46,7 @@ class TokenEmbedding(Stem):
 
     def __init__(self, config: TokenEmbeddingConfig, ctx: BuildContext, vocab_size: int) -> None:
         super().__init__()
-        self.scale = config.scale
+        self.scale = ctx.d_model**0.5 if config.scale == "sqrt_d_model" else config.scale
         if type(config.position).site not in ("input", "any"):
             name, site = config.position.type_name(), type(config.position).site
             raise ctx.error(f"position {name!r} is of site {site!r}: give it to a mixer")

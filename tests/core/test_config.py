@@ -235,7 +235,7 @@ def test_the_default_type_of_a_kind() -> None:
     assert type(holder.block) is PlainBlock
     assert type(holder.wrapped["b"]) is OtherBlock
     assert faults(lambda: Holder(block={"nrom": 1})) == [  # type: ignore[arg-type]
-        ("block.nrom", "unknown option. Did you mean 'norm'? Known: norm, shared")
+        ("block.nrom", "unknown option. Did you mean 'norm'? Known: adapters, norm, shared")
     ]
 
 

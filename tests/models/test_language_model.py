@@ -240,3 +240,14 @@ def test_a_call_that_does_not_fit_is_refused_before_any_layer():
         model(ids, state=model.init_state(2))
     with pytest.raises(DataError, match=r"segments are of shape \(1, 4\), the token ids \(1, 3\)"):
         model(ids, segments=Segments.from_lengths([[4]]))
+
+
+def test_embeddings_are_scaled():
+    for scale, factor in ((2.5, 2.5), ("sqrt_d_model", 4.0)):
+        model = build("a", stem={"type": "token_embedding", "scale": scale})
+        ids = torch.tensor([[1, 2, 3]])
+        x, _, extras = model.stem(ids)
+        torch.testing.assert_close(x, factor * model.stem.embedding(ids), rtol=0, atol=0)
+        assert extras.edges["embedding"] is x
+    with pytest.raises(ConfigError, match=r"scale: .*valid number.*; or .*'sqrt_d_model', got 'sqrt'"):
+        build("a", stem={"type": "token_embedding", "scale": "sqrt"})

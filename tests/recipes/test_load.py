@@ -274,7 +274,8 @@ def test_toml_syntax(file: Path, text: str, where: str, reason: str) -> None:
         ("train.d_model=8", "train.d_model: unknown option here; it belongs to model. Known here: betas, lr, steps"),
         ("model.blocks.a.d_ff=8",
          "model.blocks.a.d_ff: unknown option here; it belongs to model.blocks.a.channel_mixer. "
-         "Known here: channel_mixer, drop_path, dropout, mixer, norm, shared"),
+         "Known here: adapters, channel_mixer, channel_norm, drop_path, dropout, learned_scale, mixer, mixer_norm, norm, "
+         "residual_scale, shared, skip_scale"),
         ("model.blocks.m.mixer.n_kv_heads=2",
          "model.blocks.m.mixer.n_kv_heads: unknown option here; it belongs to model.blocks.a.mixer. "
          f"Known here: {MAMBA2}"),
