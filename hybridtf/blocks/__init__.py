@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hybridtf.blocks.options import LearnedScale
 from hybridtf.blocks.parallel import Parallel, ParallelConfig
 from hybridtf.blocks.sequential import (
     NormedStream,
@@ -16,7 +17,6 @@ from hybridtf.blocks.sequential import (
     PreNormConfig,
     SandwichConfig,
 )
-from hybridtf.blocks.wiring import LearnedScale
 from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 

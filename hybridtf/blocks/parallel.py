@@ -7,7 +7,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from hybridtf.blocks.wiring import BranchResult, NormsBefore, Share, Wiring
+from hybridtf.blocks.options import NormsBefore, Share
+from hybridtf.blocks.wiring import BranchResult, Wiring
 from hybridtf.core import BlockOutput, BuildContext, Context, Edges, Segments, State
 
 
@@ -49,4 +50,5 @@ class Parallel(Wiring):
         channel_input = mixer_input if shared else self.norm("channel_mixer", x)
         mixed = self.scaled("mixer", self.branch("mixer", mixer_input, seen, **call))
         changed = self.scaled("channel_mixer", self.branch("channel_mixer", channel_input, seen, **call))
-        return BlockOutput(self.onto("mixer", x, mixed) + changed, seen.edges, seen.losses, None if state is None else seen.state)
+        y = self.onto("mixer", x, mixed) + changed
+        return BlockOutput(y, seen.edges, seen.losses, None if state is None else seen.state)

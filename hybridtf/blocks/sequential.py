@@ -15,7 +15,8 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from hybridtf.blocks.wiring import BranchResult, NormsAfter, NormsBefore, Wiring
+from hybridtf.blocks.options import NormsAfter, NormsBefore
+from hybridtf.blocks.wiring import BranchResult, Wiring
 from hybridtf.core import BlockOutput, BuildContext, Context, Edges, Segments, State
 
 

@@ -104,7 +104,8 @@ def _child(module: nn.Module, name: str, path: str, where: str) -> nn.Module:
 def _view(module: nn.Module, where: str) -> nn.Module:
     """A module with the same attributes, parameters, buffers and hooks, and a table of children of its own."""
     if "forward" in vars(module):
-        raise ConfigError(f"{where}: {type(module).__name__}.forward was replaced on the module itself: adapters cannot reach it")
+        name = type(module).__name__
+        raise ConfigError(f"{where}: {name}.forward was replaced on the module itself: adapters cannot reach it")
     view: nn.Module = object.__new__(type(module))
     view.__dict__.update(vars(module))
     view.__dict__["_modules"] = dict(module._modules)

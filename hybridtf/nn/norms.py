@@ -32,7 +32,7 @@ class RMSNormConfig(NormConfig):
     unit_offset: bool = False
     """The weight is stored as w and applied as 1 + w, so that weight decay pulls it to 1 (Gemma, Qwen3-Next)."""
     round_first: bool = False
-    """In a low precision: round before the weight is multiplied, and again after (Llama); else once, at the end (Gemma, OLMo)."""
+    """In bfloat16: round before the weight is multiplied, and again after (Llama). Else once, at the end (Gemma, OLMo)."""
 
     @model_validator(mode="after")
     def _has_a_weight(self) -> Self:
@@ -186,8 +186,8 @@ class GatedRMSNorm(nn.Module):
     """
 
     def __init__(
-        self, ctx: BuildContext, *, n_groups: int, eps: float, norm_first: bool, activation: Literal["silu", "sigmoid"] = "silu",
-        shared_weight: bool = False,
+        self, ctx: BuildContext, *, n_groups: int, eps: float, norm_first: bool,
+        activation: Literal["silu", "sigmoid"] = "silu", shared_weight: bool = False,
     ) -> None:
         super().__init__()
         if ctx.d_model % n_groups:

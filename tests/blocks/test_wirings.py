@@ -93,7 +93,8 @@ def nudged(block):
 def by_hand(name, block, x, skip=(1.0, 1.0), scale=(1.0, 1.0)):
     """The equations of the wirings, one line each."""
     for (branch, short), a, b in zip(BRANCHES, skip, scale, strict=True):
-        f = lambda z, part=getattr(block, branch): part(z)[0]  # noqa: E731
+        part = getattr(block, branch)
+        f = lambda z, part=part: part(z)[0]  # noqa: E731
         before, after = getattr(block, f"{short}_norm", None), getattr(block, f"{short}_post_norm", None)
         learned = getattr(block, f"{short}_scale", 1.0)
         if name == "prenorm":
@@ -156,7 +157,8 @@ def test_norms_of_their_own():
     ).build(CTX)
     assert isinstance(block.mixer_norm, LayerNorm)
     assert isinstance(block.channel_norm, NoNorm)
-    assert isinstance(block.mixer_post_norm, RMSNorm) and not block.mixer_post_norm.unit_offset
+    assert isinstance(block.mixer_post_norm, RMSNorm)
+    assert not block.mixer_post_norm.unit_offset
     assert block.channel_post_norm.unit_offset
     shared = ParallelConfig(**PARTS, shared_norm=True, mixer_norm={"type": "layer_norm"}).build(CTX)
     assert isinstance(shared.mixer_norm, LayerNorm)
@@ -177,12 +179,12 @@ def test_a_norm_that_cannot_be_built_names_its_place():
         (PreNormConfig, {"mixer_post_norm": {"type": "none"}}, "mixer_post_norm: unknown option"),
         (PostNormConfig, {"mixer_norm": {"type": "none"}}, "mixer_norm: unknown option. Did you mean 'mixer_post_norm'"),
         (PreNormConfig, {"channel_mixer": None, "channel_norm": {"type": "none"}}, "the block has no channel_mixer"),
-        (PreNormConfig, {"channel_mixer": None, "residual_scale": (1.0, 2.0)}, "residual_scale is a pair, and the block has one"),
+        (PreNormConfig, {"channel_mixer": None, "residual_scale": (1.0, 2.0)}, "residual_scale is a pair"),
         (PreNormConfig, {"residual_scale": 0.0}, "residual_scale: .*greater than 0"),
         (PreNormConfig, {"skip_scale": -1.0}, "skip_scale: .*greater than or equal to 0"),
         (PreNormConfig, {"residual_scale": (1.0, 0.0)}, "residual_scale"),
-        (PreNormConfig, {"learned_scale": {"start": 1, "pr": "channel"}}, r"learned_scale\.pr: unknown option. Did you mean 'per'"),
-        (ParallelConfig, {"shared_norm": True, "channel_norm": {"type": "none"}}, "shared_norm = true makes mixer_norm the only"),
+        (PreNormConfig, {"learned_scale": {"start": 1, "pr": "channel"}}, r"learned_scale\.pr: unknown"),
+        (ParallelConfig, {"shared_norm": True, "channel_norm": {"type": "none"}}, "makes mixer_norm the only one"),
         (ParallelConfig, {"skip_scale": (1.0, 2.0)}, "skip_scale"),
     ],
 )
@@ -213,13 +215,14 @@ def test_where_outputs_are_normed_the_norm_starts_scaled(name, unit_offset):
     torch.testing.assert_close(gain, torch.full((8,), 0.25, dtype=torch.float64))
     torch.testing.assert_close(block.mixer.out_proj.weight, plain.mixer.out_proj.weight)
     roles = {n: s.role for n, s in param_specs(block).items()}
-    assert roles["mixer_post_norm.weight"] == "norm" and roles["mixer.out_proj.weight"] == "matrix"
+    assert (roles["mixer_post_norm.weight"], roles["mixer.out_proj.weight"]) == ("norm", "matrix")
     init_parameters(block, 0, residual_scale=0.0)
     assert torch.equal(block(X, {}).x, X)
     x = X.clone().requires_grad_()
     block(x, {}).x.square().sum().backward()
     assert all(bool(p.grad.isfinite().all()) for p in block.parameters())
-    assert block.mixer_post_norm.weight.grad.any() and block.channel_post_norm.weight.grad.any()
+    assert block.mixer_post_norm.weight.grad.any()
+    assert block.channel_post_norm.weight.grad.any()
 
 
 @pytest.mark.parametrize("name", ["prenorm", "postnorm", "normed_stream"])
@@ -235,7 +238,7 @@ def test_a_learned_scale_says_how_a_branch_starts(name):
     cls = {**WIRINGS, "parallel": ParallelConfig}[name]
     block = cls(**PARTS, learned_scale={"per": "branch", "start": 0.0}).build(CTX)
     init_parameters(block, 0, residual_scale=0.0)
-    assert block.mixer_scale.shape == (1,) and not block.mixer_scale.any()
+    assert block.mixer_scale.tolist() == [0.0]
     assert block.mixer.out_proj.weight.any()
     block(X, {}).x.mul(X).sum().backward()
     assert block.mixer_scale.grad.any()  # a branch that is silent twice could never wake
