@@ -123,6 +123,19 @@ def test_edges_reach_their_readers_and_losses_add_up():
     torch.testing.assert_close(out.logits, _scores(model, x + y1 + y2))
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_embedding_is_an_edge_for_every_layer(shared):
+    reader = {"mixer": WriterConfig(reads="embedding"), "shared": shared}
+    model = build("m r m r", {"m": MAMBA, "r": reader})
+    ids = torch.tensor([[1, 2, 3]])
+    x = embedding = model.stem(ids)[0]
+    for block in model.stack.blocks():
+        normed = block.mixer_norm(x)
+        mixed = block.mixer.proj(normed) + embedding if isinstance(block.mixer, Writer) else block.mixer(normed)[0]
+        x = x + mixed
+    torch.testing.assert_close(model(ids).logits, _scores(model, x))
+
+
 def test_an_edge_nobody_wrote_is_refused_at_build():
     with pytest.raises(ConfigError, match=r"blocks\.r\.mixer: layer 1 reads the edge 'trce'.*Did you mean 'trace'\?") as error:
         build("w r", {"w": {"mixer": WriterConfig()}, "r": {"mixer": WriterConfig(reads="trce")}})

@@ -16,6 +16,7 @@ from hybridtf.models import LanguageModelConfig
 from hybridtf.models.visits import Visit
 from hybridtf.models.weights import load_weights, save_weights
 from hybridtf.recipe import Recipe, load_recipe, to_toml
+from hybridtf.train.nonfinite import locate
 
 MAMBA = {"mixer": {"type": "mamba2", "d_state": 4, "head_dim": 4}}
 ON = ["mixer.q_proj", "mixer.out_proj", "channel_mixer.up_proj"]
@@ -311,3 +312,15 @@ def test_recipes_round_trip(tmp_path):
     file = tmp_path / "r.toml"
     file.write_text(to_toml(recipe))
     assert load_recipe(str(file)).model == recipe.model
+
+
+def test_a_value_that_is_not_finite_is_found_in_the_shared_block():
+    model = build(dtype=torch.float32)
+    with torch.no_grad():
+        model.stack.layers["shared_s"].mixer.k_proj.weight.fill_(float("nan"))
+    words = locate(model, lambda: model(IDS))
+    assert "stack.layers.shared_s.mixer.k_proj (Linear): its weight is not finite" in words
+    model = build(dtype=torch.float32)
+    with torch.no_grad():
+        model.stack.layers["3"].adapters["mixer_q_proj"].up.weight.fill_(float("nan"))
+    assert "stack.layers.3.adapters.mixer_q_proj.up (Linear): its weight is not finite" in locate(model, lambda: model(IDS))
