@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,6 @@ from hybridtf.core import BuildContext, ConfigError, Norm, NormConfig, init_para
 from hybridtf.nn import GatedRMSNorm, GroupNormConfig, LayerNormConfig, NoNormConfig, RMSNormConfig
 from hybridtf.testing import check_norm
 from hybridtf.testing.laws_config import option_variants
-
-transformers = pytest.importorskip("transformers", reason="parity needs transformers")
 
 CTX = BuildContext(d_model=12, param_dtype=torch.float64)
 ALL = [
@@ -170,8 +169,9 @@ def _bf16(module):
     ],
 )
 def test_bf16_rounds_where_the_published_model_does(name, options):
+    pytest.importorskip("transformers", reason="parity needs transformers")
     module, cls = name.rsplit(".", 1)
-    theirs = getattr(__import__(f"transformers.models.{module}", fromlist=[cls]), cls)
+    theirs = getattr(importlib.import_module(f"transformers.models.{module}"), cls)
     reference = _bf16(theirs(240, eps=1e-6))
     norm = RMSNormConfig(**options).build(BuildContext(d_model=240, param_dtype=torch.bfloat16))
     norm.load_state_dict(reference.state_dict())
