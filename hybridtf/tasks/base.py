@@ -127,6 +127,8 @@ class Task(ABC):
     name: str
     vocab_size: int
     """Ids are below this; a model's ``vocab_size`` must be at least as large."""
+    row_length: int | None = None
+    """Tokens of the longest training row, where the task has rows of its own lengths: ``train.seq_len`` must be this."""
     metric: ClassVar[str]
     """The measure that recipes are compared by, a key of :meth:`metrics`."""
     higher_is_better: ClassVar[bool]

@@ -108,6 +108,7 @@ class MQARTask(Task):
 
     def __init__(self, config: MQARConfig, seed: int) -> None:
         self.config, self.seed, self.vocab_size = config, seed, config.vocab_size
+        self.row_length = max(size.length for size in config.train)
 
     def rows(self, size: MQARRows, key: tuple[int, ...], index: Longs) -> Batch:
         """The rows ``index`` (b) of a size; ``key`` names the set that they are of."""
@@ -126,10 +127,10 @@ class MQARTask(Task):
     def train_batches(self, batch_size: int, seq_len: int, *, rank: int = 0, world_size: int = 1) -> MQARStream:
         """Raises :class:`ConfigError` where ``seq_len`` is not the length of the longest rows."""
         check_sizes(batch_size=batch_size, seq_len=seq_len, rank=rank, world_size=world_size)
-        longest = max(size.length for size in self.config.train)
-        if seq_len != longest:
+        if seq_len != self.row_length:
             raise ConfigError(
-                f"train.seq_len = {seq_len}: the task 'mqar' trains on rows of up to {longest} tokens; set it to {longest}"
+                f"train.seq_len = {seq_len}: the task 'mqar' trains on rows of up to {self.row_length} tokens; set it to "
+                f"{self.row_length}"
             )
         return MQARStream(self, batch_size, rank, world_size)
 
@@ -244,6 +245,7 @@ PRESETS = (
         "test": _sizes((64, 8, 512), (128, 16, 256), (256, 32, 128)),
     }),
     Preset("mqar_based", "mqar", {
+        "vocab_size": 8192,
         "train": _sizes((64, 4, 100_000), (128, 8, 20_000), (256, 16, 20_000), (256, 32, 20_000), (256, 64, 20_000)),
         "test": _sizes(
             (64, 4, 1_000), (64, 8, 1_000), (64, 16, 1_000), (128, 32, 1_000), (256, 64, 1_000), (512, 128, 1_000),
