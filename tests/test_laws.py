@@ -29,7 +29,12 @@ def _config(kind: str, name: str) -> ComponentConfig:
     return preset_config(kind, name) if name in registry.presets() else registry.get(name).tiny()
 
 
-LAWS = [(kind, name, law) for kind, name in _components() for law in laws_for(kind)]
+def _laws(kind: str, name: str) -> tuple[str, ...]:
+    # A preset of a task is the same code at a published size, which takes long to read through.
+    return ("config",) if kind == "tasks" and name in active()[kind].presets() else laws_for(kind)
+
+
+LAWS = [(kind, name, law) for kind, name in _components() for law in _laws(kind, name)]
 
 
 @pytest.mark.parametrize(("kind", "name", "law"), LAWS, ids=[f"{kind}-{name}-{law}" for kind, name, law in LAWS])

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from hybridtf.bench.describe import measure_model
-from hybridtf.bench.extrapolation import MULTIPLES, measure_extrapolation
+from hybridtf.bench.extrapolation import MULTIPLES, HasLongDocuments, measure_extrapolation
 from hybridtf.bench.memory import measure_memory
 from hybridtf.bench.phases import Phase
 from hybridtf.bench.quality import measure_quality
@@ -66,7 +66,8 @@ def compare(
 ) -> Records:
     """Train and measure ``recipes`` (by name) with every seed, into ``out/records.jsonl`` and run folders beside it.
 
-    Quality and extrapolation are measured for every seed, cost for the first one; in speed the recipes take turns.
+    Quality and extrapolation are measured for every seed (a task without documents has no extrapolation: rows that are
+    longer than the trained ones belong to its quality), cost for the first one; in speed the recipes take turns.
     ``say`` is told what is being done, a line at a time. Returns the records of these recipes alone, whatever else the
     file holds. A recipe whose training ends in a loss that is not finite, or without memory, has a ``train`` record with
     ``failed``, and the others go on.
@@ -159,6 +160,8 @@ class _Comparison:
         }
         all_kinds = ("train", "model", "quality", "extrapolation")
         kinds = [kind for kind in all_kinds if not self.done(kind, subject, **how.get(kind, {}))]
+        if "extrapolation" in kinds and not isinstance(self.task(entry.recipe), HasLongDocuments):
+            kinds.remove("extrapolation")
         if not kinds:
             return
         folder = self.out / "runs" / entry.folder(seed)

@@ -25,7 +25,8 @@ def measure_quality(
     Held-out documents are read in windows of ``seq_len`` tokens that move by ``stride`` (default: half a window),
     every token scored once. ``max_tokens``: only the first tokens of each document, as :func:`hybridtf.train.evaluate`
     cuts them; the baselines are of whole documents, and ``note`` then says so. The interval (95 %) draws documents
-    (for a task without any: rows) again with replacement. ``progress`` is told how many tokens are scored. """
+    (for a task without any: rows) again with replacement. ``groups``: the same for each kind of row that the task tells
+    apart, such as lengths. ``progress`` is told how many tokens are scored. """
     result = evaluate(
         as_language_model(model), task, seq_len=seq_len, stride=stride, batch_size=batch_size, max_tokens=max_tokens,
         on_batch=progress,
@@ -35,21 +36,35 @@ def measure_quality(
     fields = {
         "task": task.name, "seq_len": seq_len, "stride": stride or max(seq_len // 2, 1),
         "asked_stride": stride, "max_tokens": max_tokens,
-        **quality_fields(task, result.totals, [score.totals for score in result.by_document]), "note": note,
+        **quality_fields(task, result.totals, [score.totals for score in result.by_document]),
+        "groups": {name: _score(task, [score.totals for score in scores]) for name, scores in result.by_group.items()},
+        "note": note,
     }
     return make_record("quality", subject.identity(model), fields)
 
 
 def quality_fields(task: Task, total: Totals, per_document: Sequence[Totals]) -> dict[str, Any]:
     """The measure of ``total``, its interval over the documents, and the sizes it comes from."""
+    return {
+        "metric": task.metric, "value": task.metrics(total)[task.metric], "interval": _interval(task, per_document),
+        "higher_is_better": task.higher_is_better, "baselines": task.baselines(), "n_bytes": total.n_bytes,
+        "n_documents": len(per_document), "n_tokens": total.n_tokens,
+    }
+
+
+def _score(task: Task, per_document: Sequence[Totals]) -> dict[str, Any]:
+    """The measure of some of the documents, with its interval."""
+    total = sum(per_document, Totals())
+    return {
+        "value": task.metrics(total)[task.metric], "interval": _interval(task, per_document), "n_tokens": total.n_tokens,
+    }
+
+
+def _interval(task: Task, per_document: Sequence[Totals]) -> tuple[float, float] | None:
     units = np.array([[d.nats, d.n_correct, d.n_tokens, d.n_bytes] for d in per_document], dtype=np.float64)
 
     def statistic(sums: Floats) -> Floats:
         draws = [Totals(float(row[0]), int(row[1]), int(row[2]), int(row[3])) for row in sums]
         return np.array([task.metrics(draw)[task.metric] for draw in draws])
 
-    return {
-        "metric": task.metric, "value": task.metrics(total)[task.metric], "interval": interval(units, statistic),
-        "higher_is_better": task.higher_is_better, "baselines": task.baselines(), "n_bytes": total.n_bytes,
-        "n_documents": len(per_document), "n_tokens": total.n_tokens,
-    }
+    return interval(units, statistic)

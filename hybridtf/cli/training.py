@@ -137,5 +137,18 @@ def _print_score(record: Record) -> None:
     for name, value in best_first:
         add_row(table, name, f"{value:.4f}", "")
     print_table(table)
+    _print_groups(record)
     if record["note"]:
         print_text(record["note"])
+
+
+def _print_groups(record: Record) -> None:
+    """The score of each kind of row that the task tells apart."""
+    if not record["groups"]:
+        return
+    heads = (record["metric"], "95 %")
+    table = make_table("rows", *heads, right=heads)
+    for name, score in record["groups"].items():
+        low_high = "" if score["interval"] is None else "{:.4f} to {:.4f}".format(*score["interval"])
+        add_row(table, name, f"{score['value']:.4f}", low_high)
+    print_table(table)

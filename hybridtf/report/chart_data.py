@@ -38,17 +38,18 @@ def curve_rows(evidence: ev.Evidence) -> list[Row]:
 
 
 def quality_rows(evidence: ev.Evidence) -> list[Row]:
-    """Held-out bits per byte on the task that most recipes have: ``recipe value low high seeds``."""
-    task = evidence.task()
-    found = [(s.label, ev.quality(s, task)) for s in evidence.subjects]
+    """The held-out score on the task that most recipes have: ``recipe value low high seeds``."""
+    measure = evidence.measure()
+    found = [(s.label, ev.quality(s, measure)) for s in evidence.subjects]
     return [{"recipe": label, **_interval(score)} for label, score in found if score is not None]
 
 
 def baseline_rows(evidence: ev.Evidence) -> list[Row]:
-    """What trivial models reach on that task: ``name value``, each once."""
-    task = evidence.task()
-    found = {name: ev.baseline(s, task, name) for s in reversed(evidence.subjects) for name in ("bigram", "unigram")}
-    return [{"name": name, "value": score.value} for name, score in found.items() if score is not None]
+    """What the best trivial model reaches on that task: ``name value``."""
+    measure = evidence.measure()
+    name = evidence.baseline(measure)
+    scores = [score for s in evidence.subjects if (score := ev.baseline(s, measure, name)) is not None]
+    return [] if name is None or not scores else [{"name": name.replace("_", " "), "value": scores[0].value}]
 
 
 def length_rows(evidence: ev.Evidence) -> list[Row]:
@@ -108,9 +109,9 @@ def tradeoff_rows(evidence: ev.Evidence) -> list[Row]:
     A recipe without any state has no place on a logarithmic axis and is left out.
     """
     rows: list[Row] = []
-    task = evidence.task()
+    measure = evidence.measure()
     for subject in evidence.subjects:
-        score = ev.quality(subject, task)
+        score = ev.quality(subject, measure)
         for length in STATE_LENGTHS:
             size = ev.state_bytes(subject, length)
             if score is not None and size is not None and size.value > 0:

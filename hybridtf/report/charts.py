@@ -129,34 +129,34 @@ def _keys(evidence: ev.Evidence, rows: list[data.Row]) -> list[Key]:
 
 
 def _quality(evidence: ev.Evidence) -> Chart | None:
-    rows = data.quality_rows(evidence)
-    if not rows:
+    rows, measure = data.quality_rows(evidence), evidence.measure()
+    if not rows or measure is None:
         return None
     keys = _keys(evidence, rows)
-    bigram = [row for row in data.baseline_rows(evidence) if row["name"] == "bigram"]
-    x = marks.amount("value", "held-out bits per byte (lower is better)", from_zero=False)
-    layers = [*marks.baseline(bigram), *marks.dots_in_rows(rows, keys, x)]
-    caption = (
-        "Points with 95 % intervals. The dashed line is a model that only counts pairs of bytes."
-        if bigram
-        else "Points with 95 % intervals."
-    )
-    return _chart("quality", "quality", "Held-out bits per byte", caption, keys, layers, marks.ROW_STEP * len(keys))
+    trivial = data.baseline_rows(evidence)
+    x = marks.amount("value", f"held-out {measure.words} ({measure.better})", from_zero=False)
+    layers = [*marks.baseline(trivial, measure.words), *marks.dots_in_rows(rows, keys, x, measure.words)]
+    caption = "Points with 95 % intervals."
+    if trivial:
+        bigram = trivial[0]["name"] == "bigram"
+        caption += f" The dashed line is {'a model that only counts pairs of bytes' if bigram else 'the best trivial model'}."
+    return _chart("quality", "quality", f"Held-out {measure.words}", caption, keys, layers, marks.ROW_STEP * len(keys))
 
 
 def _tradeoff(evidence: ev.Evidence) -> Chart | None:
-    rows = data.tradeoff_rows(evidence)
-    if not rows:
+    rows, measure = data.tradeoff_rows(evidence), evidence.measure()
+    if not rows or measure is None:
         return None
     keys = _keys(evidence, rows)
     lengths = sorted({row["length"] for row in rows})
-    caption = "Left and down is better. The bar across a large symbol is its 95 % interval."
+    way = f"Left and {'up' if measure.higher_is_better else 'down'} is better."
+    caption = f"{way} The bar across a large symbol is its 95 % interval."
     if len(lengths) == 2:
         caption = (
             f"Small hollow symbols: state after {thousands(lengths[0])} tokens; large: after {thousands(lengths[1])}, "
-            f"with the 95 % interval of the score. Left and down is better."
+            f"with the 95 % interval of the score. {way}"
         )
-    layers = marks.tradeoff(rows, keys, max(lengths))
+    layers = marks.tradeoff(rows, keys, max(lengths), measure.words)
     return _chart("quality_by_state", "quality", "Quality against state", caption, keys, layers)
 
 

@@ -69,30 +69,32 @@ def memory_table(evidence: ev.Evidence) -> Table:
 
 
 def quality_table(evidence: ev.Evidence) -> Table:
-    """One row for each recipe and task that was scored, beside the baselines on the same text."""
+    """One row for each recipe and task that was scored, beside the best trivial model on the same data."""
     columns = (
         Column("recipe", "recipe"),
         Column("task", "task"),
         Column("n_seeds", "seeds", "plain"),
-        Column("bits_per_byte", "held-out bits/byte (95 %)", "score", True),
-        Column("bigram", "bigram bits/byte", "score"),
-        Column("unigram", "unigram bits/byte", "score"),
-        Column("n_documents", "documents", "plain"),
+        Column("metric", "metric"),
+        Column("score", "held-out score (95 %)", "score", True),
+        Column("baseline", "best trivial model"),
+        Column("baseline_score", "its score", "score"),
+        Column("n_documents", "documents or rows", "plain"),
         Column("n_bytes", "text", "bytes"),
     )
     rows: list[dict[str, Cell]] = []
     for subject in evidence.subjects:
-        for task in dict.fromkeys(ev.task_of(r) for r in subject.of("quality", metric="bits_per_byte")):
-            score = ev.quality(subject, task)
-            found = [r for r in subject.of("quality", metric="bits_per_byte") if ev.task_of(r) == task]
+        for measure in ev.measures(subject):
+            score, found = ev.quality(subject, measure), ev.scored(subject, measure)
+            trivial = evidence.baseline(measure)
             rows.append(
                 {
                     "recipe": subject.label,
-                    "task": task,
+                    "task": measure.task,
                     "n_seeds": exact(score.n_seeds if score else None),
-                    "bits_per_byte": score,
-                    "bigram": ev.baseline(subject, task, "bigram"),
-                    "unigram": ev.baseline(subject, task, "unigram"),
+                    "metric": f"{measure.words} ({measure.better})",
+                    "score": score,
+                    "baseline": None if trivial is None else trivial.replace("_", " "),
+                    "baseline_score": ev.baseline(subject, measure, trivial),
                     "n_documents": ev.over_seeds([ev.number(r, "n_documents") for r in found]),
                     "n_bytes": ev.over_seeds([ev.number(r, "n_bytes") for r in found]),
                 }

@@ -59,6 +59,35 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class Measure:
+    """What a task is scored by."""
+
+    task: str
+    metric: str
+    higher_is_better: bool
+
+    @property
+    def words(self) -> str:
+        """The metric in a sentence or on an axis."""
+        return self.metric.replace("_", " ")
+
+    @property
+    def head(self) -> str:
+        """The metric in the head of a column."""
+        return self.metric.replace("_per_", "/").replace("_", " ")
+
+    @property
+    def better(self) -> str:
+        """Which way is better, in words."""
+        return "higher is better" if self.higher_is_better else "lower is better"
+
+    def best(self, scores: Mapping[str, Measured]) -> str | None:
+        """The name with the best score; None where there is none."""
+        sign = -1 if self.higher_is_better else 1
+        return min(scores, key=lambda name: sign * scores[name].value, default=None)
+
+
+@dataclass(frozen=True)
 class Subject:
     """One recipe: its label (unique in the report) and the records that count, in order."""
 
@@ -106,12 +135,24 @@ class Evidence:
         )
         return max(counts, key=lambda c: (counts[c], c[1], c[0])) if counts else None
 
-    def task(self) -> str | None:
-        """The task on which most recipes were scored in bits per byte; among equals the one met first."""
-        counts = Counter(
-            t for s in self.subjects for t in dict.fromkeys(task_of(r) for r in s.of("quality", metric="bits_per_byte"))
-        )
-        return max(counts, key=lambda task: counts[task]) if counts else None
+    def measure(self) -> Measure | None:
+        """The task, and its measure, on which most recipes were scored; among equals the one met first."""
+        counts = Counter(m for s in self.subjects for m in measures(s))
+        return max(counts, key=lambda measure: counts[measure]) if counts else None
+
+    def baseline(self, measure: Measure | None) -> str | None:
+        """The best of the trivial models that the recipes are held against; None where there is none."""
+        if measure is None:
+            return None
+        records = [r for s in self.subjects for r in scored(s, measure)]
+        names = dict.fromkeys(n for r in records if isinstance(r.get("baselines"), Mapping) for n in r["baselines"])
+        values = {name: over_seeds([number(r, "baselines", name) for r in records]) for name in names}
+        return measure.best({name: value for name, value in values.items() if value is not None})
+
+    def groups(self, measure: Measure | None) -> list[str]:
+        """The kinds of rows that the task tells apart, in the order of the records."""
+        records = [r for s in self.subjects for r in scored(s, measure)]
+        return list(dict.fromkeys(str(g) for r in records if isinstance(r.get("groups"), Mapping) for g in r["groups"]))
 
 
 def gather(records: Iterable[Record]) -> Evidence:
@@ -213,16 +254,39 @@ def over_seeds(
     return Measured(mean, mean - below, mean + above, n)
 
 
-def quality(subject: Subject, task: str | None) -> Measured | None:
-    """Held-out bits per byte on ``task``."""
-    found = [r for r in subject.of("quality", metric="bits_per_byte") if task_of(r) == task]
+def measures(subject: Subject) -> list[Measure]:
+    """What the recipe was scored by, each once."""
+    return list(dict.fromkeys(
+        Measure(task_of(r), readable(r["metric"]), bool(r.get("higher_is_better"))) for r in subject.of("quality")
+        if isinstance(r.get("metric"), str)
+    ))
+
+
+def scored(subject: Subject, measure: Measure | None) -> list[Record]:
+    """Its quality records on a task."""
+    if measure is None:
+        return []
+    return [r for r in subject.of("quality", metric=measure.metric) if task_of(r) == measure.task]
+
+
+def quality(subject: Subject, measure: Measure | None) -> Measured | None:
+    """The held-out score."""
+    found = scored(subject, measure)
     return over_seeds([number(r, "value") for r in found], [pair(r.get("interval")) for r in found])
 
 
-def baseline(subject: Subject, task: str | None, name: str) -> Measured | None:
-    """Bits per byte of a baseline model (``bigram``, ``unigram``) on the same held-out text."""
-    found = [r for r in subject.of("quality", metric="bits_per_byte") if task_of(r) == task]
-    return over_seeds([number(r, "baselines", name) for r in found])
+def in_group(subject: Subject, measure: Measure | None, group: str) -> Measured | None:
+    """The held-out score of one kind of rows."""
+    found = [r["groups"].get(group) for r in scored(subject, measure) if isinstance(r.get("groups"), Mapping)]
+    return over_seeds(
+        [number(score, "value") for score in found],
+        [pair(score.get("interval")) if isinstance(score, Mapping) else None for score in found],
+    )
+
+
+def baseline(subject: Subject, measure: Measure | None, name: str | None) -> Measured | None:
+    """The score of a trivial model on the same held-out data."""
+    return None if name is None else over_seeds([number(r, "baselines", name) for r in scored(subject, measure)])
 
 
 def speed(subject: Subject, phase: str, condition: Condition | None) -> Measured | None:

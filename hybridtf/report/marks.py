@@ -108,28 +108,28 @@ def _level(title: str, field: str = "value", *, rate: bool = False) -> Any:
     return alt.Y(field=field, type="quantitative", title=title, scale=scale, axis=axis)
 
 
-def baseline(rows: list[Row]) -> Layers:
-    """A dashed line at each value, with its name."""
+def baseline(rows: list[Row], words: str) -> Layers:
+    """A dashed line at each value, with its name; ``words`` name the score."""
     alt = need("altair")
     if not rows:
         return []
     x = alt.X(field="value", type="quantitative")
     rule = _rows(rows).mark_rule(strokeDash=[5, 4], color=_GREY, strokeWidth=1.5)
     name = _rows(rows).mark_text(align="right", baseline="top", dx=-5, fontSize=12, color="#1a1a1a")
-    tips = _tooltip(("name", "baseline", None), ("value", "bits per byte", ".3f"))
+    tips = _tooltip(("name", "baseline", None), ("value", words, ".3f"))
     return [
         rule.encode(x=x, tooltip=tips),
         name.encode(x=x, y=alt.value(2), text=alt.Text(field="name", type="nominal")),
     ]
 
 
-def dots_in_rows(rows: list[Row], keys: Sequence[Key], x: Any) -> Layers:
-    """One row a recipe: a symbol and its interval."""
+def dots_in_rows(rows: list[Row], keys: Sequence[Key], x: Any, words: str) -> Layers:
+    """One row a recipe: a symbol and its interval; ``words`` name the score."""
     alt = need("altair")
     y, colour = _recipes([key.label for key in keys]), _colour(keys)
     tips = _tooltip(
         ("recipe", "recipe", None),
-        ("value", "bits per byte", ".3f"),
+        ("value", words, ".3f"),
         ("low", "from", ".3f"),
         ("high", "to", ".3f"),
         ("seeds", "seeds", "d"),
@@ -154,16 +154,17 @@ def _log_bytes(channel: Any, rows: list[Row], padding: int) -> Any:
     return channel(field="bytes", type="quantitative", title=title, scale=scale, axis=axis)
 
 
-def tradeoff(rows: list[Row], keys: Sequence[Key], longest: int) -> Layers:
-    """Score by bytes of state: the largest length filled, with its interval; a thin line to the smaller one."""
+def tradeoff(rows: list[Row], keys: Sequence[Key], longest: int, words: str) -> Layers:
+    """Score (``words`` name it) by bytes of state: the largest length filled, with its interval; a thin line
+    to the smaller one."""
     alt = need("altair")
-    x, y, colour = _log_bytes(alt.X, rows, 24), _level("held-out bits per byte"), _colour(keys)
+    x, y, colour = _log_bytes(alt.X, rows, 24), _level(f"held-out {words}"), _colour(keys)
     tips = _tooltip(
         ("recipe", "recipe", None), ("length", "tokens", ","), ("bytes", "state (bytes)", ","),
-        ("value", "bits per byte", ".3f"), ("seeds", "seeds", "d"),
+        ("value", words, ".3f"), ("seeds", "seeds", "d"),
     )
     points = {"x": x, "y": y, "color": colour, "shape": _shape(keys), "tooltip": tips}
-    low, high = _level("held-out bits per byte", "low"), alt.Y2(field="high")
+    low, high = _level(f"held-out {words}", "low"), alt.Y2(field="high")
     big, small = [r for r in rows if r["length"] == longest], [r for r in rows if r["length"] != longest]
     layers = [
         _rows(rows).mark_line(strokeWidth=1.2, opacity=0.7).encode(x=x, y=y, color=colour),

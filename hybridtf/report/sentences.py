@@ -11,14 +11,14 @@ FAR = 16
 
 def sentences(evidence: ev.Evidence) -> list[tuple[str, str]]:
     """(label, sentence) for each recipe. The sentence does not repeat the label."""
-    task = evidence.task()
-    scores = {s.label: score for s in evidence.subjects if (score := ev.quality(s, task)) is not None}
-    best = min(scores, key=lambda label: scores[label].value, default=None)
+    measure = evidence.measure()
+    scores = {s.label: score for s in evidence.subjects if (score := ev.quality(s, measure)) is not None}
+    trivial = evidence.baseline(measure)
     out = []
     for subject in evidence.subjects:
         parts = [
             _failure(subject),
-            _quality(subject, scores, best, ev.baseline(subject, task, "bigram")),
+            _quality(subject, measure, scores, trivial),
             _extrapolation(subject),
             _speed(evidence, subject, "train", "trains"),
             _speed(evidence, subject, "decode", "decodes"),
@@ -36,26 +36,30 @@ def _failure(subject: ev.Subject) -> str:
     return "; ".join(said)
 
 
-def _quality(subject: ev.Subject, scores: dict[str, ev.Measured], best: str | None, bigram: ev.Measured | None) -> str:
+def _quality(
+    subject: ev.Subject, measure: ev.Measure | None, scores: dict[str, ev.Measured], trivial: str | None
+) -> str:
     own = scores.get(subject.label)
-    if own is None or best is None:
-        return "was not scored in bits per byte on held-out text"
+    if own is None or measure is None:
+        return "was not scored on held-out data"
     score = numbers.digits(own.value, own.half)
-    lowest = len(scores) > 1 and subject.label == best
-    text = f"has the lowest held-out bits per byte, {score}" if lowest else f"reaches {score} held-out bits per byte"
+    most = "highest" if measure.higher_is_better else "lowest"
+    first = len(scores) > 1 and subject.label == measure.best(scores)
+    text = f"has the {most} held-out {measure.words}, {score}" if first else f"reaches {score} held-out {measure.words}"
     if own.low is not None and own.high is not None:
         text += f" (95 % interval {numbers.interval(own.low, own.high)})"
     if own.n_seeds > 1:
         text += f", the mean of {own.n_seeds} seeds"
-    if bigram is not None:
-        text += _beside_bigram(own, bigram)
-    return text if len(scores) == 1 else f"{text}; {_difference(subject.label, scores, best)}"
+    baseline = ev.baseline(subject, measure, trivial)
+    if baseline is not None:
+        text += _beside(own, baseline, str(trivial))
+    return text if len(scores) == 1 else f"{text}; {_difference(subject.label, measure, scores)}"
 
 
-def _difference(label: str, scores: dict[str, ev.Measured], best: str) -> str:
-    """Whether it differs from the best of the others, or of all where it is not the best itself."""
-    rivals = {name: score for name, score in scores.items() if name != label}
-    rival = min(rivals, key=lambda name: rivals[name].value) if label == best else best
+def _difference(label: str, measure: ev.Measure, scores: dict[str, ev.Measured]) -> str:
+    """Whether it differs from the best of the others, which is the best of all where it is not that itself."""
+    rival = measure.best({name: score for name, score in scores.items() if name != label})
+    assert rival is not None  # there are two at least
     own, other = scores[label], scores[rival]
     gap = other.value - own.value
     if gap == 0:
@@ -69,12 +73,14 @@ def _difference(label: str, scores: dict[str, ev.Measured], best: str) -> str:
     return f"{named} is larger than the intervals"
 
 
-def _beside_bigram(own: ev.Measured, bigram: ev.Measured) -> str:
-    gap = own.value - bigram.value
+def _beside(own: ev.Measured, baseline: ev.Measured, name: str) -> str:
+    gap, model = own.value - baseline.value, "bigram model" if name == "bigram" else f"trivial model {name.replace('_', ' ')!r}"
     if gap == 0:
-        return ", as much as the bigram model"
+        return f", as much as the {model}"
     side = "below" if gap < 0 else "above"
-    return f", {numbers.digits(abs(gap), None, 2)} {side} the bigram model's {numbers.digits(bigram.value)}"
+    level = numbers.digits(baseline.value)
+    said = f"the bigram model's {level}" if name == "bigram" else f"the {level} of the {model}"
+    return f", {numbers.digits(abs(gap), None, 2)} {side} {said}"
 
 
 def _extrapolation(subject: ev.Subject) -> str:

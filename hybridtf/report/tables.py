@@ -11,6 +11,8 @@ from hybridtf.report.table import Cell, Column, Table, exact
 STATE_LENGTHS = (1024, 65536)
 MULTIPLES = (1, 4, 16)
 
+BIGRAM = "a model that only counts pairs of bytes, on the same text"
+
 WINDOWS = (
     "Held-out bits/byte and bits/byte at 1x differ: the first reads all that was scored in windows that move by half a "
     "window, the second documents from their start with the state carried."
@@ -19,34 +21,70 @@ WINDOWS = (
 
 
 def compare_table(records: Iterable[ev.Record]) -> Table:
-    """One row a recipe: size, held-out quality beside the bigram, speeds, peak memory, state sizes, longer texts."""
+    """One row a recipe: size, held-out quality beside the best trivial model, speeds, peak memory, state sizes, longer
+    texts or the kinds of rows that the task tells apart."""
     return compare(ev.gather(records))
 
 
 def compare(evidence: ev.Evidence) -> Table:
     """:func:`compare_table` of records that were gathered already."""
-    task = evidence.task()
+    measure = evidence.measure()
+    trivial, groups = evidence.baseline(measure), evidence.groups(measure)
     train, decode = evidence.condition("speed", "train"), evidence.condition("speed", "decode")
     peak = evidence.condition("memory", "train")
     rows = []
     for subject in evidence.subjects:
-        score = ev.quality(subject, task)
+        score = ev.quality(subject, measure)
         row: dict[str, Cell] = {
             "recipe": subject.label, "n_params": exact(subject.n_params),
-            "n_seeds": exact(score.n_seeds if score else subject.n_seeds), "bits_per_byte": score,
-            "bigram_bits_per_byte": ev.baseline(subject, task, "bigram"),
+            "n_seeds": exact(score.n_seeds if score else subject.n_seeds),
             "train_tokens_per_s": ev.speed(subject, "train", train),
             "decode_tokens_per_s": ev.speed(subject, "decode", decode),
             "peak_train_bytes": _peak(subject, "train", peak),
         }
         row |= {f"state_bytes_{n}": ev.state_bytes(subject, n) for n in STATE_LENGTHS}
         row |= {f"bits_per_byte_{m}x": ev.at_multiple(subject, m) for m in MULTIPLES}
+        if measure is not None:
+            row[measure.metric] = score
+            row[f"{trivial}_{measure.metric}"] = ev.baseline(subject, measure, trivial)
+            row |= {f"{measure.metric}: {group}": ev.in_group(subject, measure, group) for group in groups}
         rows.append(row)
-    notes = (*_conditions(evidence, task, train, decode, peak), *evidence.notes)
-    return Table("Comparison", _columns(), tuple(rows), notes)
+    notes = (*_conditions(evidence, measure, train, decode, peak), *evidence.notes)
+    return Table("Comparison", _columns(measure, trivial, groups), tuple(rows), notes)
 
 
-def _columns() -> tuple[Column, ...]:
+def _score_columns(measure: ev.Measure | None, trivial: str | None) -> tuple[Column, ...]:
+    if measure is None:
+        return ()
+    text = measure.metric == "bits_per_byte"
+    what = "on text that was not trained on" if text else f"on rows of {measure.task} that were not trained on"
+    score = Column(
+        measure.metric, f"held-out {measure.head} (95 %)", "score", with_interval=True, short=f"held-out\n{measure.head}",
+        explanation=f"{what}; {measure.better}",
+    )
+    if trivial is None:
+        return (score,)
+    name = trivial.replace("_", " ")
+    explanation = BIGRAM if trivial == "bigram" else f"the best of the trivial models, {name!r}, on the same rows"
+    return score, Column(
+        f"{trivial}_{measure.metric}", f"{name} {measure.head}", "score", short=name.replace(" ", "\n"),
+        explanation=explanation,
+    )
+
+
+def _group_columns(measure: ev.Measure | None, groups: list[str]) -> tuple[Column, ...]:
+    if measure is None:
+        return ()
+    return tuple(
+        Column(
+            f"{measure.metric}: {group}", f"{measure.head}, {group}", "score", short=group.replace(", ", "\n"),
+            explanation=f"on the rows of {group} alone",
+        )
+        for group in groups
+    )
+
+
+def _columns(measure: ev.Measure | None, trivial: str | None, groups: list[str]) -> tuple[Column, ...]:
     states = (
         Column(
             f"state_bytes_{n}", f"state at {n // 1024}k tokens", "bytes", short=f"state\n{n // 1024}k",
@@ -65,14 +103,8 @@ def _columns() -> tuple[Column, ...]:
         Column("recipe", "recipe"),
         Column("n_params", "params", "count", explanation="trained numbers in the model"),
         Column("n_seeds", "seeds", "plain", explanation="behind the held-out score; without one, in all records"),
-        Column(
-            "bits_per_byte", "held-out bits/byte (95 %)", "score", with_interval=True, short="held-out\nbits/byte",
-            explanation="on text that was not trained on; lower is better",
-        ),
-        Column(
-            "bigram_bits_per_byte", "bigram bits/byte", "score", short="bigram",
-            explanation="a model that only counts pairs of bytes, on the same text",
-        ),
+        *_score_columns(measure, trivial),
+        *_group_columns(measure, groups),
         Column(
             "train_tokens_per_s", "training", "rate", short="train",
             explanation="training steps, forward to optimizer; higher is better",
@@ -93,15 +125,15 @@ def _peak(subject: ev.Subject, phase: str, condition: ev.Condition | None) -> ev
 
 def _conditions(
     evidence: ev.Evidence,
-    task: str | None,
+    measure: ev.Measure | None,
     train: ev.Condition | None,
     decode: ev.Condition | None,
     peak: ev.Condition | None,
 ) -> list[str]:
     """Under which conditions the columns of the comparison were measured, in whole sentences."""
     parts = []
-    if task is not None:
-        parts.append(f"Held out: {task} (95 % interval in brackets).")
+    if measure is not None:
+        parts.append(f"Held out: {measure.task} (95 % interval in brackets).")
     if train is not None:
         parts.append(f"Training speed: batch {train[0]} x {numbers.thousands(train[1])} tokens.")
     if decode is not None:
@@ -112,6 +144,6 @@ def _conditions(
     if lengths:
         parts.append(f"Trained length (1x): {' or '.join(numbers.thousands(n) for n in sorted(lengths))} tokens.")
     notes = [" ".join([*parts, f"1 kB = {numbers.thousands(1000)} bytes."])]
-    if task is not None and lengths:
+    if measure is not None and lengths:
         notes.append(WINDOWS)
     return notes

@@ -7,16 +7,20 @@ from collections.abc import Sequence
 from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
 from hybridtf.tasks.base import IGNORE, Batch, Stream, Task, TaskSplit, Totals
+from hybridtf.tasks.mqar import PRESETS, MQARConfig, MQARTask
 from hybridtf.tasks.text import EvalDocument, TextConfig, TextTask
 from hybridtf.tasks.tokenization import ByteTokenizer, Decoder, FileTokenizer, Tokenizer, make_tokenizer
 
 __all__ = [
-    "IGNORE", "Batch", "ByteTokenizer", "Decoder", "EvalDocument", "FileTokenizer", "Stream", "Task", "TaskSplit",
-    "TextConfig", "TextTask", "Tokenizer", "Totals", "hybridtf_tasks", "make_tokenizer",
+    "IGNORE", "Batch", "ByteTokenizer", "Decoder", "EvalDocument", "FileTokenizer", "MQARConfig", "MQARTask", "Stream", "Task",
+    "TaskSplit", "TextConfig", "TextTask", "Tokenizer", "Totals", "hybridtf_tasks", "make_tokenizer",
 ]
 
 
 @hookimpl
 def hybridtf_tasks() -> Sequence[type[ComponentConfig] | Preset]:
     """The built-in tasks."""
-    return (TextConfig,)
+    return (
+        TextConfig,
+        MQARConfig, *PRESETS,
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -29,7 +29,8 @@ class Batch:
     ``inputs`` (b t, int64); ``targets`` (b t, int64; -100 where nothing is scored); ``segments``: which document each
     token belongs to, None when every row is one document without padding. ``n_tokens``: how many targets are scored.
     ``n_bytes``: UTF-8 bytes of the documents whose last token is scored here (0 for tasks that are not text). Summed
-    over an evaluation, or over an epoch, it is the size of the text whatever the tokenizer.
+    over an evaluation, or over an epoch, it is the size of the text whatever the tokenizer. ``group``: what all its rows have
+    in common, by which an evaluation tells scores apart (a length, a depth); "" where there is nothing to tell.
     """
 
     inputs: Int[Tensor, "b t"]
@@ -37,11 +38,12 @@ class Batch:
     segments: Segments | None
     n_tokens: int
     n_bytes: int = 0
+    group: str = ""
 
     def to(self, device: torch.device | str) -> Batch:
         """Moved to ``device``."""
         segments = None if self.segments is None else self.segments.to(device)
-        return Batch(self.inputs.to(device), self.targets.to(device), segments, self.n_tokens, self.n_bytes)
+        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device), segments=segments)
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,8 @@ class Task(ABC):
     name: str
     vocab_size: int
     """Ids are below this; a model's ``vocab_size`` must be at least as large."""
+    row_length: int | None = None
+    """Tokens of the longest training row, where the task has rows of its own lengths: ``train.seq_len`` must be this."""
     metric: ClassVar[str]
     """The measure that recipes are compared by, a key of :meth:`metrics`."""
     higher_is_better: ClassVar[bool]

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from hybridtf.core import Segments
 from hybridtf.tasks.base import IGNORE, Batch
 from hybridtf.tasks.documents import Documents
+from hybridtf.tasks.draws import hashed
 
 Longs: TypeAlias = NDArray[np.int64]
 
@@ -38,29 +39,6 @@ class Pieces:
     @property
     def length(self) -> Longs:
         return self.stop - self.start
-
-
-def hashed(key: tuple[int, ...], n: int) -> NDArray[np.uint64]:
-    """(n) uniform 64-bit words that follow from ``key`` alone: splitmix64 (Steele, Lea and Flood 2014) of a counter.
-
-    numpy's generators may change their streams between versions, which would break a resumed run; this cannot.
-    """
-    base = 0
-    for word in key:
-        base = int(_mix(np.array([(base + word) % 2**64], dtype=np.uint64))[0])
-    return _mix(np.uint64(base) + np.arange(n, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
-
-
-def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    z = z + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
-
-
-def shuffled(key: tuple[int, ...], n: int) -> Longs:
-    """A permutation of ``range(n)`` that follows from ``key`` alone."""
-    return np.argsort(hashed(key, n), kind="stable").astype(np.int64)
 
 
 def training_pieces(lengths: Longs, seq_len: int, key: tuple[int, ...]) -> Pieces:

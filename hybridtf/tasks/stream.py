@@ -10,7 +10,8 @@ import numpy as np
 from hybridtf.core.errors import CheckpointError, ConfigError
 from hybridtf.tasks.base import Batch, Stream
 from hybridtf.tasks.documents import Documents
-from hybridtf.tasks.packing import Pieces, fill, pack, shuffled, training_pieces
+from hybridtf.tasks.draws import shuffled
+from hybridtf.tasks.packing import Pieces, fill, pack, training_pieces
 
 Packing: TypeAlias = Literal["packed", "whole"]
 

@@ -20,6 +20,7 @@ from hybridtf.testing.run import (
     check_norm,
     check_position,
     check_stem,
+    check_task,
     laws_for,
     run_checks,
     run_law,
@@ -29,5 +30,5 @@ from hybridtf.testing.subject import Subject
 __all__ = [
     "LAW_CHECKS", "CheckResult", "ContractError", "NotApplicableError", "Subject", "check_block", "check_channel_mixer",
     "check_config", "check_head", "check_kernel", "check_mixer", "check_model", "check_norm", "check_position",
-    "check_stem", "laws_for", "option_variants", "preset_config", "run_checks", "run_law",
+    "check_stem", "check_task", "laws_for", "option_variants", "preset_config", "run_checks", "run_law",
 ]

@@ -6,13 +6,16 @@ import json
 import types
 import typing
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from hybridtf.core import ComponentConfig, HybridTFError, RecipeError, active
+from hybridtf.core.config import ConfigTable
 from hybridtf.testing.errors import ContractError
+
+Table = TypeVar("Table", bound=ConfigTable)
 
 UNKNOWN = "no_such_option"
 
@@ -47,12 +50,12 @@ def check_config(config_cls: type[ComponentConfig], base: ComponentConfig | None
         raise ContractError(f"its JSON schema lacks {sorted(missing)}")
 
 
-def options(config: ComponentConfig) -> dict[str, Any]:
+def options(config: ConfigTable) -> dict[str, Any]:
     """The options of a config by name, as Python values."""
     return {name: getattr(config, name) for name in type(config).model_fields}
 
 
-def _with(cls: type[ComponentConfig], base: ComponentConfig, changes: dict[str, Any]) -> ComponentConfig:
+def _with(cls: type[Table], base: Table, changes: dict[str, Any]) -> Table:
     given = {**options(base), **changes}
     return cls(**{name: value for name, value in given.items() if value is not None})
 
@@ -115,6 +118,8 @@ def _first_valid(cls: type[ComponentConfig], base: ComponentConfig, name: str, i
         except (HybridTFError, ValidationError):
             continue
         return value
+    if now is not None and now != default:
+        return now  # a preset's switch, whose only other value is the default
     raise ContractError(f"found no second valid value for option {name!r}: give it Field(examples=[...])")
 
 
@@ -139,12 +144,15 @@ def candidates(annotation: Any, now: Any) -> Iterator[Any]:
         yield from (cls.tiny() for cls in active()[annotation.kind].configs().values() if issubclass(cls, annotation))
         if isinstance(now, ComponentConfig):
             yield from _variants(now)
+    elif isinstance(annotation, type) and issubclass(annotation, ConfigTable):
+        if isinstance(now, ConfigTable):
+            yield from _variants(now)
     else:
         yield from _plain_candidates(annotation, now)
 
 
-def _variants(config: ComponentConfig) -> Iterator[ComponentConfig]:
-    """The same component with one option changed."""
+def _variants(config: Table) -> Iterator[Table]:
+    """The same table with one option changed."""
     cls = type(config)
     for name, info in cls.model_fields.items():
         for value in () if name == "type" else candidates(info.annotation, getattr(config, name)):
@@ -158,6 +166,7 @@ def _tuples(args: tuple[Any, ...], now: Any) -> Iterator[tuple[Any, ...]]:
     if len(args) == 2 and args[1] is Ellipsis:
         for value in candidates(args[0], now[0] if now else None):
             yield (value,) * max(len(now or ()), 1)
+            yield (value, *(now or ())[1:])
         return
     if all(arg in (int, float) for arg in args):
         # Pairs are often bounds: rising numbers near the present ones first.

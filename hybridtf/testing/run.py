@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from hybridtf.core import LAWS, ComponentConfig, HybridTFError, KernelError, UnknownNameError, known_names
-from hybridtf.testing import laws_build, laws_numeric, laws_outside, laws_segments, laws_state, laws_time
+from hybridtf.testing import laws_build, laws_numeric, laws_outside, laws_segments, laws_state, laws_task, laws_time
 from hybridtf.testing.errors import ContractError, NotApplicableError
 from hybridtf.testing.laws_config import check_config
 from hybridtf.testing.subject import TIMELESS, Subject
@@ -46,8 +46,15 @@ LAW_CHECKS: Mapping[str, Check] = {
     "bf16": laws_numeric.check_bf16,
     "mesh": laws_numeric.check_mesh,
     "compile": laws_outside.check_compile,
+    "rows": laws_task.check_rows,
+    "resume": laws_task.check_resume,
+    "held_out": laws_task.check_held_out,
+    "ranks": laws_task.check_ranks,
+    "measures": laws_task.check_measures,
 }
-"""Every law by name, cheap ones first."""
+"""Every law by name, cheap ones first; those of tasks last."""
+
+_OF_TASKS = ("config", "rows", "resume", "held_out", "ranks", "measures")
 
 _OVER_TIME = (
     "cut", "segment", "causal", "state_bytes", "structure", "reorder", "snapshot", "crop", "dead_state", "kernels",
@@ -64,10 +71,10 @@ PLUGIN_FAULTS = (
 def laws_for(kind: str) -> tuple[str, ...]:
     """The laws that a kind of component is held to."""
     if kind in TIMELESS:
-        return tuple(law for law in LAW_CHECKS if law not in _OVER_TIME)
+        return tuple(law for law in LAW_CHECKS if law not in _OVER_TIME and law not in _OF_TASKS[1:])
     if kind == "tasks":
-        return ("config",)
-    return tuple(law for law in LAW_CHECKS if law != "per_token")
+        return _OF_TASKS
+    return tuple(law for law in LAW_CHECKS if law != "per_token" and law not in _OF_TASKS[1:])
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,8 @@ def _cannot(subject: Subject) -> Mapping[str, str]:
 
 def _not_built(subject: Subject) -> str | None:
     """Why the component cannot be built; None if it can, or if that is for the laws to say."""
+    if subject.kind == "tasks":
+        return None
     try:
         subject.build_plain()
     except NotApplicableError:
@@ -231,7 +240,12 @@ def check_model(config: ComponentConfig, *, laws: Iterable[str] | None = None, s
     _check("models", config, laws, 16, seed)
 
 
+def check_task(config: ComponentConfig, *, laws: Iterable[str] | None = None) -> None:
+    """The same for a task: its batches, streams, held-out side and measures."""
+    _check("tasks", config, laws, 16, 0)
+
+
 __all__ = [
     "LAW_CHECKS", "CheckResult", "check_block", "check_channel_mixer", "check_head", "check_mixer", "check_model",
-    "check_norm", "check_position", "check_stem", "laws_for", "run_checks", "run_law",
+    "check_norm", "check_position", "check_stem", "check_task", "laws_for", "run_checks", "run_law",
 ]

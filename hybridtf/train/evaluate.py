@@ -30,10 +30,14 @@ class HasDocuments(Protocol):
 
 @dataclass(frozen=True)
 class DocumentScore:
-    """What one held-out document added: the unit over which an interval is drawn. Tasks without documents give rows."""
+    """What one held-out document added: the unit over which an interval is drawn. Tasks without documents give rows.
+
+    ``group``: of the batch that the row came in; see :class:`hybridtf.tasks.Batch`.
+    """
 
     name: str
     totals: Totals
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,12 @@ class EvalResult:
     metrics: Mapping[str, float]
     by_document: tuple[DocumentScore, ...]
     complete: bool
+
+    @property
+    def by_group(self) -> dict[str, tuple[DocumentScore, ...]]:
+        """The scores of each group, in the order of the evaluation; empty where the task tells no groups apart."""
+        names = dict.fromkeys(score.group for score in self.by_document if score.group)
+        return {name: tuple(score for score in self.by_document if score.group == name) for name in names}
 
     @property
     def nats(self) -> float:
@@ -111,6 +121,13 @@ def evaluate(
     finally:
         model.train(training)
     return _by_document(scorer, task, documents, cut)
+
+
+def group_metrics(task: Task, result: EvalResult) -> dict[str, dict[str, float]]:
+    """The task's measures of each group of rows that it tells apart."""
+    return {
+        name: task.metrics(sum((score.totals for score in scores), Totals())) for name, scores in result.by_group.items()
+    }
 
 
 def _cut(lengths: Sequence[int], max_tokens: int | None) -> list[int]:
@@ -208,7 +225,7 @@ def _score_rows(scorer: _Scorer, task: Task, batch_size: int, seq_len: int, max_
         scorer.score(batch.inputs, batch.targets, rows, batch.segments)
         n_bytes += batch.n_bytes
         found = [scorer.sums.totals(row, 0) for row in range(len(batch.targets))]
-        scores += [DocumentScore(f"batch {number}, row {row}", t) for row, t in enumerate(found) if t.n_tokens]
+        scores += [DocumentScore(f"batch {number}, row {row}", t, batch.group) for row, t in enumerate(found) if t.n_tokens]
     return _result(task, scores, complete, n_bytes)
 
 

@@ -19,7 +19,7 @@ from hybridtf.recipe import Recipe
 from hybridtf.tasks import Batch, Stream, Task
 from hybridtf.train.checkpoint import WEIGHTS, RunFolder, find_checkpoint, read_trainer_state
 from hybridtf.train.config import EvalTokens, TrainConfig, train_config
-from hybridtf.train.evaluate import EvalResult, evaluate
+from hybridtf.train.evaluate import EvalResult, evaluate, group_metrics
 from hybridtf.train.interrupt import StopSignals
 from hybridtf.train.log import Log
 from hybridtf.train.nonfinite import locate
@@ -280,9 +280,13 @@ class Run:
         self.eval_seconds += seconds
         values = {"tokens": self.counters.tokens, "loss": result.loss, "n_tokens": result.n_tokens, **result.metrics}
         how = {"seconds": seconds, **self.eval_options(), "metrics": list(result.metrics)}
+        groups = group_metrics(self.task, result)
+        how |= {"groups": groups} if groups else {}
         self.log.write("eval", self.counters.step, values | how)
         measured = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
         self.reporter.say(f"step {self.counters.step}/{self.total}  held out ({counted(result.n_tokens, 'token')}): {measured}")
+        for name, metrics in groups.items():
+            self.reporter.say(f"    {name}: {self.task.metric} {metrics[self.task.metric]:.4f}")
 
     def _on_batch(self, n_tokens: int) -> None:
         if self.stop.received:

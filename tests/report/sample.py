@@ -109,6 +109,19 @@ def quality(name: str, seed: int = 0, shift: float = 0.0) -> dict[str, Any]:
     )
 
 
+def recall(name: str, value: float, far: float | None = None) -> dict[str, Any]:
+    """A score on a task that is no text, with its two kinds of rows."""
+    groups = {"64 tokens, 8 pairs": value, "256 tokens, 32 pairs": value if far is None else far}
+    return common(
+        "quality", name, task="mqar", metric="accuracy", value=value, interval=[value - 0.01, value + 0.01],
+        higher_is_better=True, baselines={"chance": 0.0078, "own_value": 0.0729}, n_bytes=0, n_documents=896, n_tokens=12_288,
+        groups={
+            group: {"value": score, "interval": [score - 0.02, score + 0.02], "n_tokens": 4096}
+            for group, score in groups.items()
+        },
+    )
+
+
 def speed(name: str, phase: str, length: int = 512, batch_size: int = 8) -> dict[str, Any]:
     fast = {"train": RECIPES[name][5], "prefill": RECIPES[name][5] * 3.1, "decode": RECIPES[name][6]}[phase]
     rate = fast * (512 / length) ** (0.25 if name == "attention" else 0.02)

@@ -49,7 +49,7 @@ def test_students_points_by_integration(freedom: int) -> None:
 def test_later_record_counts_and_order_stays() -> None:
     evidence = ev.gather([sample.quality("mamba2"), sample.quality("attention"), sample.quality("mamba2", shift=1.0)])
     assert evidence.labels == ["mamba2", "attention"]
-    score = ev.quality(evidence.subjects[0], "sotu")
+    score = ev.quality(evidence.subjects[0], evidence.measure())
     assert score is not None
     assert score.value == pytest.approx(3.243)
     assert any("1 record was measured again later" in note for note in evidence.notes)

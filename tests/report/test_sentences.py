@@ -47,10 +47,19 @@ def test_alone_it_is_not_the_lowest_of_anything() -> None:
 
 def test_what_is_missing_is_not_spoken_of() -> None:
     text = said([sample.memory("mamba2")])["mamba2"]
-    assert text == "was not scored in bits per byte on held-out text."
+    assert text == "was not scored on held-out data."
 
 
 def test_a_failed_training_comes_first() -> None:
     record = {**sample.train("mamba2"), "failed": "the loss was not finite at step 12"}
     text = said([record, sample.quality("mamba2")])["mamba2"]
     assert text.startswith("its training with seed 0 ended early (the loss was not finite at step 12); reaches")
+
+
+def test_accuracy_is_better_the_higher() -> None:
+    text = said([sample.recall("attention", 0.61), sample.recall("hybrid-3m1a", 0.98)])
+    assert text["hybrid-3m1a"].startswith(
+        "has the highest held-out accuracy, 0.980 (95 % interval 0.970 to 0.990), 0.91 above the 0.0729 of the trivial model "
+        "'own value'; the difference from attention (0.37 lower) is larger than the intervals"
+    )
+    assert "the difference from hybrid-3m1a (0.37 higher) is larger than the intervals" in text["attention"]

@@ -159,3 +159,21 @@ def test_units() -> None:
     assert numbers.in_bytes(67_548_264) == f"67.5{THIN}MB"
     assert numbers.byte_unit([10.0, 2e9]) == ("GB", 1e9)
     assert numbers.byte_unit([]) == ("B", 1.0)
+
+
+def test_a_task_that_is_no_text_has_its_own_measure_and_kinds_of_rows() -> None:
+    records = [sample.recall("attention", 0.61, 0.31), sample.recall("mamba2", 0.24)]
+    first, second = compare_table(records).to_rows()
+    assert (first["accuracy"], first["own_value_accuracy"]) == (0.61, 0.0729)
+    assert (first["accuracy: 256 tokens, 32 pairs"], second["accuracy: 256 tokens, 32 pairs"]) == (0.31, 0.24)
+    heads = [column.head for column in compare_table(records).columns]
+    assert "held-out accuracy (95 %)" in heads
+    assert "held-out bits/byte (95 %)" not in heads
+    row = quality_table(gather(records)).to_rows()[0]
+    assert (row["task"], row["metric"], row["baseline"]) == ("mqar", "accuracy (higher is better)", "own value")
+
+
+def test_two_tasks_are_told_apart_and_the_common_one_is_compared() -> None:
+    records = [sample.quality("attention"), sample.quality("mamba2"), sample.recall("attention", 0.61)]
+    assert [row["bits_per_byte"] for row in compare_table(records).to_rows()] == [2.284, 2.243]
+    assert [row["task"] for row in quality_table(gather(records)).to_rows()] == ["sotu", "mqar", "sotu"]

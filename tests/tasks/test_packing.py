@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from hybridtf.tasks.base import IGNORE
 from hybridtf.tasks.documents import Documents
-from hybridtf.tasks.packing import evaluation_pieces, fill, hashed, pack, shuffled, training_pieces
+from hybridtf.tasks.draws import hashed, shuffled
+from hybridtf.tasks.packing import evaluation_pieces, fill, pack, training_pieces
 
 LENGTHS = st.lists(st.integers(1, 70), min_size=1, max_size=30).map(lambda x: np.array(x, dtype=np.int64))
 BOS = 10**6

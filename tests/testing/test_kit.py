@@ -103,11 +103,12 @@ def test_an_unknown_law_is_refused() -> None:
 
 
 def test_laws_of_each_kind() -> None:
-    assert laws_for("tasks") == ("config",)
+    of_tasks = {"rows", "resume", "held_out", "ranks", "measures"}
+    assert set(laws_for("tasks")) == {"config"} | of_tasks
     assert "cut" not in laws_for("norms")
     assert "per_token" in laws_for("positions")
     assert "cut" in laws_for("heads")
-    assert set(laws_for("mixers")) == set(LAW_CHECKS) - {"per_token"}
+    assert set(laws_for("mixers")) == set(LAW_CHECKS) - {"per_token"} - of_tasks
 
 
 def test_named_checks_run_their_kind() -> None:

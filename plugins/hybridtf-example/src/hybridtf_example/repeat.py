@@ -24,7 +24,7 @@ class RepeatConfig(TaskConfig):
 
     @classmethod
     def tiny(cls) -> Self:
-        return cls(vocab_size=5, period=3)
+        return cls(vocab_size=11, period=7)
 
     def load(self, seed: int = 0) -> RepeatTask:
         return RepeatTask(self, seed)
