@@ -203,7 +203,8 @@ class OpKernel(nn.Module):
     def forward(self, *args: Any, n_tokens: int, **kwargs: Any) -> Any:
         """Run the op; ``n_tokens`` is the number of new tokens and is not passed on."""
         phase: Phase = "train" if torch.is_grad_enabled() else "decode" if n_tokens == 1 else "prefill"
-        dtype = args[0].dtype
+        first = args[0][0] if isinstance(args[0], tuple) else args[0]  # a complex number comes as a pair
+        dtype = first.dtype
         fn = self.table.get((phase, dtype))
         if fn is None:
             raise KernelError(self._refusal(phase, dtype))

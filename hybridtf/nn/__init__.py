@@ -17,11 +17,13 @@ from hybridtf.nn.norms import (
 )
 from hybridtf.nn.positions import LearnedPosition, LearnedPositionConfig, NoPositionConfig, Rope, RopeConfig
 from hybridtf.nn.regularise import DropPath
+from hybridtf.nn.rg_lru import RGLRU
 from hybridtf.nn.short_conv import ShortConv
 
 __all__ = [
-    "Activation", "DropPath", "GatedRMSNorm", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig",
-    "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig", "ShortConv", "accumulation_dtype", "activation",
+    "RGLRU", "Activation", "DropPath", "GatedRMSNorm", "LayerNorm", "LayerNormConfig", "LearnedPosition",
+    "LearnedPositionConfig", "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig", "ShortConv",
+    "accumulation_dtype", "activation",
 ]
 
 

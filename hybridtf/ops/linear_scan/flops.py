@@ -19,9 +19,9 @@ def forward_flops(u: Sequence[Sequence[int]], *rest: Any, **more: Any) -> int:
 def backward_flops(u: Sequence[Any], decay: Sequence[Any], log: bool, *rest: Any, **more: Any) -> int:
     """The same of the backward; with a logarithm one product more for each element."""
     products = 2 if log else 1
-    size = math.prod(rest[3][1:])
+    size = _elements(rest[3][1:])
     return size * (2 + products if len(u) == 1 else 8 + 6 * products)
 
 
 def _elements(shape: Sequence[int]) -> int:
-    return math.prod(shape)
+    return int(math.prod(shape))
