@@ -12,7 +12,7 @@ from hybridtf.ops.linear_scan.shapes import Parts, factor
 from hybridtf.ops.linear_scan.spans import Call, Span, factors_of, masks_of, spans_of
 
 Steps = list[Parts]
-"""Parts (b k c) for each place of a chunk, in the order of a sweep."""
+"""Parts (b k c) for each place of a chunk, or (b c) for each chunk, in the order of a sweep."""
 
 
 def forward(call: Call, u: Parts, state: Parts) -> tuple[Tensor, Tensor]:
@@ -62,8 +62,8 @@ def _load(x: Parts, call: Call, span: Span, dtype: torch.dtype) -> Parts:
     return tuple(y.to(dtype) for y in parts)
 
 
-def _steps(x: Parts) -> Steps:
-    return list(zip(*(y.unbind(2) for y in x), strict=True))
+def _steps(x: Parts, axis: int = 2) -> Steps:
+    return list(zip(*(y.unbind(axis) for y in x), strict=True))
 
 
 def _step(u: Parts, a: Parts, h: Parts, out: Parts, turn: int) -> None:
@@ -86,7 +86,7 @@ def _scan(u: Steps, a: Steps, carry: Parts, total: Parts, out: Steps, turn: int)
 
 
 def _sweep(u: Steps, a: Steps, state: Parts, out: Steps, turn: int) -> Parts:
-    """One step a place, all chunks side by side."""
+    """One step after another, all that lies side by side at once."""
     for u_i, a_i, out_i in zip(u, a, out, strict=True):
         _step(u_i, a_i, state, out_i, turn)
         state = out_i
@@ -105,16 +105,15 @@ def _sum_up(u: Steps, a: Steps, turn: int) -> Parts:
 
 def _walk(sums: Parts, total: Parts, carry: Parts, turn: int) -> tuple[Parts, Parts]:
     """What enters each chunk (b k c), and what leaves the last one; float64. Backwards in time where ``turn`` is -1."""
-    sums = tuple(x.double() for x in sums)
-    starts = tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in sums)
-    columns = range(sums[0].shape[1])[::turn]
-    for k in columns:
-        for x, y in zip(starts, carry, strict=True):
-            x[:, k] = y
-        new = tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in carry)
-        _step(tuple(x[:, k] for x in sums), tuple(x[:, k] for x in total), carry, new, turn)
-        carry = new
-    return starts, carry
+    b, n, c = sums[0].shape
+    between = tuple(torch.empty(b, n + 1, c, dtype=x.dtype, device=x.device) for x in carry)
+    borders = _steps(between, 1)[::turn]
+    for x, y in zip(borders[0], carry, strict=True):
+        x.copy_(y)
+    wide = tuple(x.double() for x in sums)
+    _sweep(_steps(wide, 1)[::turn], _steps(total, 1)[::turn], borders[0], borders[1:], turn)
+    entering = slice(0, n) if turn == 1 else slice(1, n + 1)
+    return tuple(x[:, entering] for x in between), borders[-1]
 
 
 def _scan_back(given: Parts, a: Parts, carry: Parts, total: Parts, out: Parts) -> Parts:

@@ -16,6 +16,8 @@ from hybridtf.ops.linear_scan.shapes import Parts, factor
 # Elements of a span (b k l c): what a CPU's cache holds between two sweeps; enough to fill a GPU.
 SPAN_BUDGET = 2**18
 SPAN_BUDGET_GPU = 2**24
+# Steps that are taken in the precision of the states before what was carried in float64 is read again.
+CHUNK_TOKENS = 128
 # Tokens of a span at least, however wide they are: a span of one chunk would be a loop over time.
 SPAN_TOKENS = 512
 
@@ -60,12 +62,12 @@ class Factors(NamedTuple):
 def spans_of(shape: torch.Size, device: torch.device) -> list[Span]:
     """Spans over the whole length of (b t c): as many tokens as the budget allows, then what is left.
 
-    A chunk of a span of n tokens has about sqrt(2 n), so that there are as many steps in a chunk as chunks to walk.
+    A chunk of a span of n tokens has about sqrt(2 n), so that there are about as many steps in a chunk as chunks to walk.
     """
     b, t, c = shape
     budget = SPAN_BUDGET if device.type == "cpu" else SPAN_BUDGET_GPU
     tokens = min(t, max(SPAN_TOKENS, budget // max(1, b * c)))
-    length = max(1, math.isqrt(2 * tokens))
+    length = min(CHUNK_TOKENS, max(1, math.isqrt(2 * tokens)))
     at_once = max(1, tokens // length)
     full = t // length
     spans = [Span(i * length, min(at_once, full - i), length) for i in range(0, full, at_once)]
