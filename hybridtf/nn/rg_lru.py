@@ -10,6 +10,8 @@ Axes: b batch, t time, c channels, h heads, w channels of a head.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
@@ -88,13 +90,31 @@ class RGLRU(nn.Module):
 
 
 def input_scale(log_a: Tensor) -> Tensor:
-    """sqrt(1 - a^2), to full precision as a nears 1.
+    """sqrt(1 - a^2), and its derivative, to full precision for a near 1 and near 0.
 
-    Its derivative by log a grows as 1 / sqrt(-2 log a), yet what reaches the parameters is that times log a and stays
+    The derivative by log a grows as 1 / sqrt(-2 log a), yet what reaches the parameters is that times log a and stays
     bounded; where log a underflows to 0 the derivative is its limit there, 0. No clipping is needed.
     """
-    tiny = torch.finfo(log_a.dtype).tiny
-    return torch.sqrt(-torch.expm1(2 * log_a.clamp(max=-tiny)))
+    scale: Tensor = _InputScale.apply(log_a)  # type: ignore[no-untyped-call]
+    return scale
+
+
+class _InputScale(torch.autograd.Function):
+    """Not left to autograd, whose derivative of expm1 is its result plus 1: nothing is left of a small a^2."""
+
+    @staticmethod
+    def forward(log_a: Tensor) -> Tensor:
+        return torch.expm1(2 * log_a).neg_().sqrt_()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        log_a, scale = ctx.saved_tensors
+        slope: Tensor = ((2 * log_a).exp() / scale).masked_fill(scale == 0, 0)
+        return -grad * slope
 
 
 def first_tokens(x: Tensor, segments: Segments | None, length: Tensor | None) -> Tensor:
