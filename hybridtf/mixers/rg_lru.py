@@ -68,7 +68,7 @@ class RGLRUConfig(_RecurrenceConfig):
 
     @classmethod
     def tiny(cls) -> Self:
-        return cls(n_heads=2, d_rnn=6)
+        return cls(n_heads=2, d_rnn=8)
 
     def build(self, ctx: BuildContext) -> RGLRUMixer:
         return RGLRUMixer(self, ctx)
@@ -88,7 +88,7 @@ class GriffinRecurrentConfig(_RecurrenceConfig):
 
     @classmethod
     def tiny(cls) -> Self:
-        return cls(n_heads=2, d_rnn=6)
+        return cls(n_heads=2, d_rnn=8)
 
     def build(self, ctx: BuildContext) -> GriffinRecurrent:
         return GriffinRecurrent(self, ctx)

@@ -86,7 +86,7 @@ def test_rows_of_pads_leave_the_state_untouched(op, t: int) -> None:
 @pytest.mark.parametrize("form", [f for f in FORMS if not f[2]], ids=str)
 @pytest.mark.parametrize("garbage", [1e30, float("nan"), float("inf")])
 def test_content_of_pads_and_of_dropped_states_has_no_effect(op, form, garbage: float) -> None:
-    for t in (1, 37):
+    for t in (1, 29):
         x, segments = inputs(5, 8, t, pair=form[0], log=form[1], dtype=torch.float32), random_segments(5, 8, t)
         if t == 1:
             segments = Segments.from_ids(torch.tensor([[0], [1]] * 4), continues=torch.arange(8) < 4)
