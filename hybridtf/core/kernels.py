@@ -117,8 +117,9 @@ class OpKernel(nn.Module):
     """An op with its implementations chosen: called like the op, with ``n_tokens`` saying how many tokens are new.
 
     The choice is by phase (gradients on: train; else one token: decode; else prefill) and by the dtype of the first
-    argument (of its first part, where that is a (re, im) pair). A kernel asked for by name is never replaced: a cell it cannot fill raises :class:`KernelError` when it is
-    used, and if it can fill none, when the module is built. On the meta device nothing is refused.
+    argument (of its first part, where that is a (re, im) pair). A kernel asked for by name is never replaced: a cell it
+    cannot fill raises :class:`KernelError` when it is used, and if it can fill none, when the module is built. On the meta
+    device nothing is refused.
     """
 
     probe: Tensor

@@ -104,8 +104,7 @@ def test_content_of_pads_and_of_dropped_states_has_no_effect(op, form, garbage: 
             assert torch.equal(a, b)
 
 
-def test_a_document_forgets_infinite_states_of_the_one_before() -> None:
-    """What a broken document left behind shall not reach its neighbour's gradients either."""
+def test_gradients_do_not_cross_documents() -> None:
     x, segments = inputs(2, 1, 20), Segments.from_lengths([[9, 11]])
     h, last = call(linear_scan_chunked, x, segments=segments)
     late = torch.autograd.grad(h[:, 9:].sum() + last.sum(), x.leaves)
