@@ -117,8 +117,9 @@ class OpKernel(nn.Module):
     """An op with its implementations chosen: called like the op, with ``n_tokens`` saying how many tokens are new.
 
     The choice is by phase (gradients on: train; else one token: decode; else prefill) and by the dtype of the first
-    argument. A kernel asked for by name is never replaced: a cell it cannot fill raises :class:`KernelError` when it is
-    used, and if it can fill none, when the module is built. On the meta device nothing is refused.
+    argument (of its first part, where that is a (re, im) pair). A kernel asked for by name is never replaced: a cell it
+    cannot fill raises :class:`KernelError` when it is used, and if it can fill none, when the module is built. On the meta
+    device nothing is refused.
     """
 
     probe: Tensor
@@ -203,7 +204,8 @@ class OpKernel(nn.Module):
     def forward(self, *args: Any, n_tokens: int, **kwargs: Any) -> Any:
         """Run the op; ``n_tokens`` is the number of new tokens and is not passed on."""
         phase: Phase = "train" if torch.is_grad_enabled() else "decode" if n_tokens == 1 else "prefill"
-        dtype = args[0].dtype
+        first = args[0][0] if isinstance(args[0], tuple) else args[0]  # a complex number comes as a pair
+        dtype = first.dtype
         fn = self.table.get((phase, dtype))
         if fn is None:
             raise KernelError(self._refusal(phase, dtype))

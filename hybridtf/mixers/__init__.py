@@ -9,8 +9,12 @@ from hybridtf.hookspecs import hookimpl
 from hybridtf.mixers import attention
 from hybridtf.mixers.attention import Attention, AttentionConfig
 from hybridtf.mixers.mamba2 import Mamba2, Mamba2Config
+from hybridtf.mixers.rg_lru import GriffinRecurrent, GriffinRecurrentConfig, RGLRUConfig, RGLRUMixer
 
-__all__ = ["Attention", "AttentionConfig", "Mamba2", "Mamba2Config"]
+__all__ = [
+    "Attention", "AttentionConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "Mamba2", "Mamba2Config", "RGLRUConfig",
+    "RGLRUMixer",
+]
 
 
 @hookimpl
@@ -18,4 +22,6 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
     return (
         AttentionConfig, *attention.PRESETS,
         Mamba2Config,
+        RGLRUConfig,
+        GriffinRecurrentConfig,
     )

@@ -20,10 +20,11 @@ from hybridtf.nn.norms import (
 )
 from hybridtf.nn.positions import LearnedPosition, LearnedPositionConfig, NoPositionConfig, Rope, RopeConfig
 from hybridtf.nn.regularise import DropPath
+from hybridtf.nn.rg_lru import RGLRU
 from hybridtf.nn.short_conv import ShortConv
 
 __all__ = [
-    "Activation", "DropPath", "GatedRMSNorm", "GroupNormConfig", "LayerNorm", "LayerNormConfig", "LearnedPosition",
+    "RGLRU", "Activation", "DropPath", "GatedRMSNorm", "GroupNormConfig", "LayerNorm", "LayerNormConfig", "LearnedPosition",
     "LearnedPositionConfig", "NoNorm", "NoNormConfig", "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig",
     "ShortConv", "accumulation_dtype", "activation",
 ]
