@@ -113,7 +113,7 @@ class PositionConfig(ComponentConfig):
         Raises :class:`ConfigError`, naming both, where this position is of another site.
         """
         if self.site not in (*sites, "any"):
-            other = "give it to the stem" if self.site == "input" else "give it to an attention mixer"
+            other = "give it to the stem" if self.site == "input" else "give it to a mixer"
             takes = " or ".join(repr(site) for site in sites)
             raise ctx.error(f"{self.type_name()!r} is of site {self.site!r}, and here site {takes} is wanted: {other}")
         return self.build(ctx)
