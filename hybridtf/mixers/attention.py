@@ -19,6 +19,7 @@ from hybridtf.core import (
     BiasPosition,
     BuildContext,
     Component,
+    ConfigError,
     Context,
     Growing,
     Law,
@@ -183,6 +184,8 @@ class Attention(SequenceMixer):
         return steps if leaf is None else steps + leaf.length[:, None]
 
     def _check_prefix(self, segments: Segments, leaf: Growing | Ring | None) -> None:
+        if segments.prefix_len is not None and "prefix_len" not in self.takes:
+            raise ConfigError("a prefix is seen both ways, and the position of this attention allows only earlier keys")
         if segments.prefix_len is None or leaf is None or leaf.untouched or torch.compiler.is_compiling():
             return
         seen = torch.where(segments.ids == segments.carried[:, None], leaf.length[:, None], 0)

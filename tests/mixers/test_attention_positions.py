@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hybridtf.core import BuildContext, KernelError, Segments, StateError, crop, reorder, restore, snapshot
+from hybridtf.core import BuildContext, ConfigError, KernelError, Segments, StateError, crop, reorder, restore, snapshot
 from hybridtf.mixers import AttentionConfig
 from hybridtf.nn import XPos
 from hybridtf.testing import run_checks
@@ -188,6 +188,13 @@ def test_xpos_decodes_at_a_million_as_near_the_start():
         outs.append(y)
     assert bool(torch.isfinite(outs[1]).all())
     torch.testing.assert_close(outs[1], outs[0], rtol=0, atol=1e-5)
+
+
+def test_xpos_refuses_a_prefix():
+    segments = Segments.from_ids(torch.ones(1, 3, dtype=torch.int64), prefix_len=torch.full((1, 3), 2))
+    with pytest.raises(ConfigError, match="only earlier keys"):
+        build(FIXED["xpos"])(tokens(1, 3), segments=segments)
+    build(FIXED["alibi"])(tokens(1, 3), segments=segments)
 
 
 # -- ALiBi -------------------------------------------------------------------------------------------------------------

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import tomllib
 
 import pytest
 import torch
 
 from hybridtf.core import BuildContext, ConfigError, RecipeError, active
+from hybridtf.models import LanguageModelConfig
 from hybridtf.nn import RopeConfig
+from hybridtf.recipe import parse_recipe, to_toml
 
 transformers = pytest.importorskip("transformers")
 F64 = torch.float64
@@ -237,3 +240,13 @@ def test_a_scaling_round_trips_and_has_a_schema():
         "linear", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope",
     }
     assert all(choice["additionalProperties"] is False and "type" in choice["required"] for choice in choices)
+
+
+def test_a_scaling_survives_a_recipe_file():
+    model = LanguageModelConfig(
+        vocab_size=5, d_model=8, pattern="a", max_seq_len=32,
+        blocks={"a": {"mixer": {"type": "attention", "n_heads": 2, "position": {"type": "rope", "scaling": LONG}}}},
+    )
+    text = to_toml({"model": model.to_dict()})
+    assert "[model.blocks.a.mixer.position.scaling]" in text
+    assert parse_recipe(tomllib.loads(text), "r.toml").model == model
