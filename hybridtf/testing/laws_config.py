@@ -190,7 +190,7 @@ def option_variants(config: ComponentConfig) -> Iterator[tuple[str, ComponentCon
         if isinstance(now, ComponentConfig) and now.kind == "positions":
             for other, position in active()["positions"].configs().items():
                 if other != now.type_name():
-                    yield f"{name}={other}", _with(cls, config, {name: position.tiny()})
+                    yield f"{name}-{other}", _with(cls, config, {name: position.tiny()})
         elif name != "type":
             yield name, _with(cls, config, {name: _first_valid(cls, config, name, info)})
 
