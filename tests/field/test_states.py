@@ -44,7 +44,7 @@ def test_rows_are_filtered_before_any_token_down_to_one_and_to_none():
 def test_a_stack_goes_back_only_where_every_layer_can_and_names_the_one_that_cannot(pattern):
     net, ids = hybrid(pattern), torch.randint(0, 17, (1, 9))
     state = net(ids[:, :6], state=net.init_state(1)).state
-    # Keys and values that grow can always be cropped; a window of 3 that has seen 6 tokens no longer holds the older ones.
+    # Keys and values that grow can always be cropped; a window of 4 that has seen 6 tokens no longer holds the older ones.
     layer = next(i for i, key in enumerate(pattern.split()) if key != "a")
     with pytest.raises(StateError, match=rf"state\['layers'\]\[{layer}\]"):
         crop(state, 2)
