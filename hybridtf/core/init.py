@@ -76,6 +76,18 @@ def softplus_inverse_log_uniform(low: float, high: float, floor: float) -> Init:
     return fill
 
 
+def orthogonal(blocks: int = 1) -> Init:
+    """``blocks`` equal parts of the rows, each with orthogonal rows (or columns, where it is tall), drawn evenly from all
+    such matrices (https://arxiv.org/abs/1312.6120): the recurrent matrix of each gate.
+    """
+
+    def fill(tensor: Tensor, generator: Generator) -> None:
+        for part in tensor.chunk(blocks):
+            nn.init.orthogonal_(part, generator=generator)
+
+    return fill
+
+
 def fan_in(weight: Tensor) -> Init:
     """Normal with variance 1 / fan-in: unit-size inputs give unit-size outputs."""
     return normal(max(weight[0].numel(), 1) ** -0.5 if weight.ndim > 1 and weight.shape[0] else 1.0)

@@ -9,8 +9,12 @@ from hybridtf.hookspecs import hookimpl
 from hybridtf.mixers import attention
 from hybridtf.mixers.attention import Attention, AttentionConfig
 from hybridtf.mixers.mamba2 import Mamba2, Mamba2Config
+from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfig, RNNConfig
 
-__all__ = ["Attention", "AttentionConfig", "Mamba2", "Mamba2Config"]
+__all__ = [
+    "Attention", "AttentionConfig", "GRUConfig", "LSTMConfig", "Mamba2", "Mamba2Config", "RNNConfig", "Recurrent",
+    "RecurrentConfig",
+]
 
 
 @hookimpl
@@ -18,4 +22,7 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
     return (
         AttentionConfig, *attention.PRESETS,
         Mamba2Config,
+        RNNConfig,
+        LSTMConfig,
+        GRUConfig,
     )
