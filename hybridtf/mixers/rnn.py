@@ -133,7 +133,7 @@ class Recurrent(SequenceMixer):
     def param_specs(self) -> dict[str, ParamSpec]:
         specs = {"weight_hh": ParamSpec("matrix", init.orthogonal(len(GATES[self.cell])))}
         if self.bias_hh is not None:
-            specs["in_proj.bias"] = ParamSpec("bias", self._start_bias)
+            specs["in_proj.bias"] = ParamSpec("bias", self._start_bias, drawn=False)
             specs["bias_hh"] = ParamSpec("bias", init.constant(0.0))
         if self.out_proj is not None:
             specs["out_proj.weight"] = ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)

@@ -70,8 +70,12 @@ def _call(inputs: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
 
 @torch.library.custom_op("hybridtf::rnn", mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor, Tensor)")
 def _forward_op(*inputs: Any) -> tuple[Tensor, ...]:
-    # What an operator returns may not be one of its arguments: a call of no tokens would give the state back.
-    return tuple(z.clone() if any(z is given for given in inputs) else z.contiguous() for z in _call(inputs))
+    return tuple(_own(z, inputs) for z in _call(inputs))
+
+
+def _own(z: Tensor, inputs: tuple[Any, ...]) -> Tensor:
+    """``z`` as an operator may return it: not one of its arguments, as a call of no tokens would."""
+    return z.clone() if any(z is given for given in inputs) else z.contiguous()
 
 
 @_forward_op.register_fake
@@ -92,9 +96,10 @@ def _backward_op(*inputs: Any) -> tuple[Tensor, ...]:
         tensors = [None if z is None else z.detach().clone().requires_grad_() for z in given[:_N_LEAVES]]
         leaves = [z for z in tensors if z is not None]
         out = _call((*tensors, *given[_N_LEAVES:]))
-        pairs = [(z, dz) for z, dz in zip(out, d_out, strict=True) if z.requires_grad]
-        found = torch.autograd.grad(*zip(*pairs, strict=True), leaves, allow_unused=True) if pairs else [None] * len(leaves)
-    grads = iter(torch.zeros_like(z) if g is None else g.contiguous() for z, g in zip(leaves, found, strict=True))
+        learned = [i for i, z in enumerate(out) if z.requires_grad]  # of no tokens nothing is learned
+        roots, weights = [out[i] for i in learned], [d_out[i] for i in learned]
+        found = torch.autograd.grad(roots, leaves, weights, allow_unused=True) if learned else [None] * len(leaves)
+    grads = iter(torch.zeros_like(z) if g is None else _own(g, d_out) for z, g in zip(leaves, found, strict=True))
     return tuple(given[0].new_empty(0) if z is None else next(grads) for z in tensors)
 
 
