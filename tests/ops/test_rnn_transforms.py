@@ -140,7 +140,7 @@ def test_operations_are_counted_wherever_they_run(cell: str, packed: bool) -> No
     assert counter.get_total_flops() == 3 * want
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", ["tanh", "gru"])
 def test_a_long_row_of_documents_costs_no_more_memory_a_token(cell: str) -> None:
     """torch's own packed loops fill a tensor of the whole length at every step of the backward: 64 times the bytes for 8 times the tokens."""
     written = []
