@@ -8,12 +8,13 @@ from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
 from hybridtf.mixers import attention
 from hybridtf.mixers.attention import Attention, AttentionConfig
+from hybridtf.mixers.linear_attention import LinearAttention, LinearAttentionConfig
 from hybridtf.mixers.mamba2 import Mamba2, Mamba2Config
 from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfig, RNNConfig
 
 __all__ = [
-    "Attention", "AttentionConfig", "GRUConfig", "LSTMConfig", "Mamba2", "Mamba2Config", "RNNConfig", "Recurrent",
-    "RecurrentConfig",
+    "Attention", "AttentionConfig", "GRUConfig", "LSTMConfig", "LinearAttention", "LinearAttentionConfig", "Mamba2",
+    "Mamba2Config", "RNNConfig", "Recurrent", "RecurrentConfig",
 ]
 
 
@@ -22,6 +23,7 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
     return (
         AttentionConfig, *attention.PRESETS,
         Mamba2Config,
+        LinearAttentionConfig,
         RNNConfig,
         LSTMConfig,
         GRUConfig,

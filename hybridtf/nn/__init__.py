@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 from hybridtf.nn.activations import Activation, activation
+from hybridtf.nn.feature_maps import FEATURE_MAPS, FeatureMap
 from hybridtf.nn.norms import (
     GatedRMSNorm,
     LayerNorm,
@@ -20,8 +21,9 @@ from hybridtf.nn.regularise import DropPath
 from hybridtf.nn.short_conv import ShortConv
 
 __all__ = [
-    "Activation", "DropPath", "GatedRMSNorm", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig",
-    "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig", "ShortConv", "accumulation_dtype", "activation",
+    "FEATURE_MAPS", "Activation", "DropPath", "FeatureMap", "GatedRMSNorm", "LayerNorm", "LayerNormConfig", "LearnedPosition",
+    "LearnedPositionConfig", "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig", "ShortConv",
+    "accumulation_dtype", "activation",
 ]
 
 

@@ -142,7 +142,7 @@ def test_operations_are_counted_wherever_they_run(cell: str, packed: bool) -> No
 
 @pytest.mark.parametrize("cell", ["tanh", "gru"])
 def test_a_long_row_of_documents_costs_no_more_memory_a_token(cell: str) -> None:
-    """torch's own packed loops fill a tensor of the whole length at every step of the backward: 64 times the bytes for 8 times the tokens."""
+    """torch's packed loops fill a tensor of the whole length at every step backward: 64 times the bytes for 8 times t."""
     written = []
     for t in (32, 256):
         given = inputs(1, cell, 1, t, dtype=torch.float32)
