@@ -184,23 +184,26 @@ class LinearAttention(SequenceMixer):
         """Read-outs (b t h p) of the states (b g n p) that ``k`` and ``v`` (b t g ...) write; ``q`` (b t h n)."""
         b, t = q.shape[:2]
         log_a = self._log_decay(q).expand(b, t, -1)
+        given = {"initial_state": None if state is None else state["S"], "chunk_size": self.config.chunk_size, "n_tokens": t}
         shared = self.config.n_heads // self.config.states
-        if shared > 1:
-            # The op reads a state once a token. Query heads that share one take turns: each token becomes as many, of
-            # which the first decays and writes. The state stays one a kv head, and a copy for each query head costs as much.
-            q = q.unflatten(2, (-1, shared)).transpose(2, 3).flatten(1, 2)
-            k, v = (F.pad(z[:, :, None], (0, 0, 0, 0, 0, shared - 1)).flatten(1, 2) for z in (k, v))
-            log_a = F.pad(log_a[:, :, None], (0, 0, 0, shared - 1)).flatten(1, 2)
-        turns = segments
-        if segments is not None and shared > 1:
+        if shared == 1:
+            y, S = self.ssd(q, k, v, log_a, segments=segments, **given)
+            return y, S
+        q = q.unflatten(2, (-1, shared))  # [b, t, g, r, n]
+        if t == 1:
+            _, S = self.ssd(q[:, :, :, 0], k, v, log_a, segments=segments, **given)
+            with torch.autocast(q.device.type, enabled=False):
+                y = (q[:, 0] @ S).flatten(1, 2)[:, None]
+            return y if segments is None else y.masked_fill(~segments.real[..., None, None], 0), S
+        # The op reads a state once a token. Query heads that share one take turns: each token becomes as many, of which
+        # the first decays and writes. The state stays one a kv head; a copy for each query head would cost as much time.
+        k, v = (F.pad(z[:, :, None], (0, 0, 0, 0, 0, shared - 1)).flatten(1, 2) for z in (k, v))
+        log_a = F.pad(log_a[:, :, None], (0, 0, 0, shared - 1)).flatten(1, 2)
+        turns = None
+        if segments is not None:
             turns = Segments(segments.ids.repeat_interleave(shared, 1), segments.continues)
-        y, S = self.ssd(
-            q, k, v, log_a, initial_state=None if state is None else state["S"], segments=turns,
-            chunk_size=self.config.chunk_size, n_tokens=t,
-        )
-        if shared > 1:
-            y = y.unflatten(1, (t, shared)).transpose(2, 3).flatten(2, 3)
-        return y, S
+        y, S = self.ssd(q.transpose(2, 3).flatten(1, 2), k, v, log_a, segments=turns, **given)
+        return y.unflatten(1, (t, shared)).transpose(2, 3).flatten(2, 3), S
 
     def _log_decay(self, like: Tensor) -> Tensor:
         """(g) natural logarithm of what each state keeps. Formed anew, so that casting a model cannot spoil it."""

@@ -150,7 +150,7 @@ def test_elu1_of_the_far_negative_is_its_exponential(dtype):
 def test_sums_outgrow_half_precision_and_are_not_kept_in_it(dtype, feature_map):
     mixer = build(dtype, n_heads=1, head_dim=8, v_dim=8, feature_map=feature_map, chunk_size=64)
     for proj in (mixer.q_proj, mixer.k_proj):
-        proj.weight.mul_(24.0)
+        proj.weight.mul_(48.0)
     x = torch.randn(1, 4096, D, dtype=dtype)
     wide = build(F64, n_heads=1, head_dim=8, v_dim=8, feature_map=feature_map)
     wide.load_state_dict(mixer.state_dict())
