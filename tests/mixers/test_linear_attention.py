@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from hybridtf.core import BuildContext, ConfigError, RecipeError, Segments
 from hybridtf.mixers import LinearAttentionConfig
 from hybridtf.nn import FEATURE_MAPS, RMSNormConfig, RopeConfig
+from hybridtf.testing import Subject, run_checks
+from hybridtf.testing.laws_outside import check_compile
 
 D = 12
 F64 = torch.float64
@@ -235,3 +237,16 @@ def test_widths_and_positions_that_do_not_fit_are_refused():
         build(n_heads=5, head_dim=None)
     with pytest.raises(ConfigError, match="'learned' is of site 'input'"):
         build(position={"type": "learned"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [OPTIONS[8], OPTIONS[13], OPTIONS[-1]])
+def test_the_contract_with_many_options_at_once(options):
+    config = LinearAttentionConfig(**{"n_heads": 4, "head_dim": 4, "v_dim": 3, "chunk_size": 4, **options})
+    results = run_checks("mixers", config, ["cut", "segment", "causal", "gradients", "kernels", "crop", "lora", "bf16", "compile"])
+    assert [f"{r.law}: {r.message}" for r in results if not r.ok] == []
+
+
+@pytest.mark.slow
+def test_inductor_agrees_with_eager():
+    check_compile(Subject("mixers", LinearAttentionConfig.tiny()), backend="inductor")

@@ -7,6 +7,8 @@ from torch import nn
 from hybridtf.core import BuildContext, ConfigError, RecipeError, Segments, StateError, crop
 from hybridtf.mixers import GRUConfig, LSTMConfig, RNNConfig
 from hybridtf.ops.rnn import GATES
+from hybridtf.testing import Subject
+from hybridtf.testing.laws_outside import check_compile
 
 D = 6
 F64 = torch.float64
@@ -165,3 +167,9 @@ def test_wrong_options_are_refused():
         RNNConfig(nonlinearity="gelu")
     with pytest.raises(ConfigError, match="d_hidden"):
         LSTMConfig(d_hidden=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config_cls", [RNNConfig, LSTMConfig, GRUConfig])
+def test_inductor_agrees_with_eager(config_cls):
+    check_compile(Subject("mixers", config_cls.tiny()), backend="inductor")
