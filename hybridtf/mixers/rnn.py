@@ -7,6 +7,7 @@ Axes: b batch, t time, d d_model, h d_hidden.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -17,6 +18,7 @@ from hybridtf.core import (
     BuildContext,
     Context,
     Fixed,
+    Law,
     ParamSpec,
     Segments,
     SequenceMixer,
@@ -114,6 +116,8 @@ class Recurrent(SequenceMixer):
     ``weight_hh_l0`` and ``bias_hh_l0`` of ``torch.nn.RNN``, ``LSTM`` and ``GRU``. The recurrent matrix is multiplied
     within the loop over time and not called, so it is a parameter and no ``nn.Linear``: adapters reach ``in_proj``.
     """
+
+    cannot: Mapping[Law, str] = {"context_parallel": "a nonlinear step has no summary: each token needs the state before it"}
 
     def __init__(self, config: RecurrentConfig, ctx: BuildContext) -> None:
         super().__init__()

@@ -243,7 +243,8 @@ def test_widths_and_positions_that_do_not_fit_are_refused():
 @pytest.mark.parametrize("options", [OPTIONS[8], OPTIONS[13], OPTIONS[-1]])
 def test_the_contract_with_many_options_at_once(options):
     config = LinearAttentionConfig(**{"n_heads": 4, "head_dim": 4, "v_dim": 3, "chunk_size": 4, **options})
-    results = run_checks("mixers", config, ["cut", "segment", "causal", "gradients", "kernels", "crop", "lora", "bf16", "compile"])
+    laws = ["cut", "segment", "causal", "gradients", "kernels", "crop", "lora", "bf16", "compile"]
+    results = run_checks("mixers", config, laws)
     assert [f"{r.law}: {r.message}" for r in results if not r.ok] == []
 
 
