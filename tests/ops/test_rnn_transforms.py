@@ -117,6 +117,23 @@ def test_checkpointing(cell: str, packed: bool) -> None:
 
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_torch_func_and_second_derivatives(cell: str, packed: bool, dtype: torch.dtype) -> None:
+    given, segments = inputs(7, cell, 2, 6, dtype=dtype), random_segments(7, 2, 6) if packed else None
+    x, found = given.pop("x").detach(), []
+    for op in (rnn_fused, rnn_reference):
+
+        def loss(x: torch.Tensor, op: Any = op) -> torch.Tensor:
+            return op(x, segments=segments, **given)[0].square().sum()
+
+        watched = x.clone().requires_grad_()
+        first = torch.autograd.grad(loss(watched), watched, create_graph=True)[0]
+        found.append([torch.func.grad(loss)(x).detach(), *torch.autograd.grad(first.square().sum(), watched)])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5 if dtype == torch.float32 else 1e-10)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("packed", [False, True])
 def test_operations_are_counted_wherever_they_run(cell: str, packed: bool) -> None:
     """float32 takes other loops than float64 (oneDNN's for the LSTM), and the compiled form is one operator."""
     b, t, d, h, rows = 2, 8, 6, 4, len(GATES[cell]) * 4

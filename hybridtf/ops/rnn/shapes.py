@@ -52,15 +52,15 @@ def check(
     (b, t, d), (rows, h) = x.shape, weight_hh.shape
     if weight_ih is None and bias_ih is not None:
         raise ConfigError("rnn: bias_ih belongs to weight_ih; without that, x must hold the bias already")
-    expected = (rows, d) if weight_ih is not None else (rows, rows)
-    if (tuple(weight_ih.shape) if weight_ih is not None else (rows, d)) != expected:
-        what = f"weight_ih must be {expected}" if weight_ih is not None else f"x without weight_ih must be {rows} wide"
-        raise ConfigError(f"rnn: {what}; got {d if weight_ih is None else tuple(weight_ih.shape)}")
+    if weight_ih is None and d != rows:
+        raise ConfigError(f"rnn: x without weight_ih must be {rows} wide; got {d}")
+    if weight_ih is not None and weight_ih.shape != (rows, d):
+        raise ConfigError(f"rnn: weight_ih must be {(rows, d)}; got {tuple(weight_ih.shape)}")
     for name, bias in (("bias_ih", bias_ih), ("bias_hh", bias_hh)):
         if bias is not None and bias.shape != (rows,):
             raise ConfigError(f"rnn: {name} must be ({rows},); got {tuple(bias.shape)}")
-    for name in STATES[cell] if initial_state is not None else ():
-        found = initial_state.get(name) if initial_state is not None else None
+    for name in () if initial_state is None else STATES[cell]:
+        found = None if initial_state is None else initial_state.get(name)
         if found is None or found.shape != (b, h):
             got = None if found is None else tuple(found.shape)
             raise ConfigError(f"rnn: initial_state[{name!r}] must be (b h) = {(b, h)}; got {got}")
