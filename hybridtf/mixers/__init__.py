@@ -8,12 +8,15 @@ from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
 from hybridtf.mixers import attention
 from hybridtf.mixers.attention import Attention, AttentionConfig
+from hybridtf.mixers.linear_attention import LinearAttention, LinearAttentionConfig
 from hybridtf.mixers.mamba2 import Mamba2, Mamba2Config
 from hybridtf.mixers.rg_lru import GriffinRecurrent, GriffinRecurrentConfig, RGLRUConfig, RGLRUMixer
+from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfig, RNNConfig
 
 __all__ = [
-    "Attention", "AttentionConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "Mamba2", "Mamba2Config", "RGLRUConfig",
-    "RGLRUMixer",
+    "Attention", "AttentionConfig", "GRUConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "LSTMConfig",
+    "LinearAttention", "LinearAttentionConfig", "Mamba2", "Mamba2Config", "RGLRUConfig", "RGLRUMixer", "RNNConfig",
+    "Recurrent", "RecurrentConfig",
 ]
 
 
@@ -24,4 +27,8 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         Mamba2Config,
         RGLRUConfig,
         GriffinRecurrentConfig,
+        LinearAttentionConfig,
+        RNNConfig,
+        LSTMConfig,
+        GRUConfig,
     )
