@@ -70,7 +70,7 @@ class Call(NamedTuple):
     def over_batch(self, z: Tensor, like: Tensor) -> Tensor:
         """The gradient of a parameter: the sum of what its rows (r c) or (r n c) give, as ``like``."""
         b, g = self.rows
-        return z.view(b, g, *z.shape[1:]).sum(0).movedim(-1, 1).reshape(like.shape).to(like.dtype)
+        return z.view(b, g, *z.shape[1:]).sum(0).movedim(-1, 1).reshape(like.shape).to(like.dtype).contiguous()
 
 
 class Block(NamedTuple):
