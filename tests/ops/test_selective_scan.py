@@ -182,8 +182,8 @@ def test_wrong_shapes_are_refused(op, t: int) -> None:
         op(*x[:3], x.B[..., :1], *x[4:6])
     with pytest.raises(ConfigError, match="C must have the shape of B"):
         op(*x[:4], x.C[..., :1], x.D)
+    wide = x.B[:, :, None].expand(2, t, 3, 3)
     with pytest.raises(ConfigError, match="multiple of the 3 groups"):
-        wide = x.B[:, :, None].expand(2, t, 3, 3)
         op(*x[:3], wide, wide, x.D)
     with pytest.raises(ConfigError, match="D must be"):
         op(*x[:5], x.D[:1])

@@ -99,7 +99,7 @@ def test_content_of_pads_and_of_dropped_states_has_no_effect(op, t: int, garbage
 @pytest.mark.parametrize("op", OPS)
 def test_gradients_of_results_at_pads_have_no_effect(op) -> None:
     x, segments = inputs(5, 4, 20), random_segments(6, 4, 20)
-    y, state = call(op, x, segments=segments, chunk_size=8)
+    y, _ = call(op, x, segments=segments, chunk_size=8)
     dy = torch.randn_like(y)
     first = torch.autograd.grad(y, x, dy, retain_graph=True, allow_unused=True)
     second = torch.autograd.grad(y, x, dy.masked_fill(~segments.real[..., None], torch.nan), allow_unused=True)

@@ -64,7 +64,7 @@ class Call(NamedTuple):
     def by_row(self, z: Tensor, dtype: torch.dtype) -> Tensor:
         """A parameter (g*c) or (g*c n) as (r c) or (r n c)."""
         b, g = self.rows
-        part = z.to(dtype).unflatten(0, (g, z.shape[0] // g)).movedim(1, -1)
+        part: Tensor = z.to(dtype).reshape(g, z.shape[0] // g, *z.shape[1:]).movedim(1, -1)
         return part.expand(b, *part.shape).reshape(b * g, *part.shape[1:]).contiguous()
 
     def over_batch(self, z: Tensor, like: Tensor) -> Tensor:

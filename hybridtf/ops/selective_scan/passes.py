@@ -71,7 +71,8 @@ def backward(call: Call, befores: Tensor, dy: Tensor, dstate: Tensor) -> tuple[T
     dA, dD = torch.zeros_like(A), A.new_zeros(A.shape[0], A.shape[2])
     for places, before in reversed(list(zip(call.chunks(), befores, strict=True))):
         chunk, dout = _load(call, places, dtype), call.load(dy, places, dtype)
-        sums = Sums(*(torch.zeros_like(z) for z in chunk[:4]), dA)
+        dx, ddt, dB, dC = (torch.zeros_like(z) for z in (chunk.x, chunk.dt, chunk.B, chunk.C))
+        sums = Sums(dx, ddt, dB, dC, dA)
         for block in blocks_of(dout.shape, A.shape[1], dout.device):
             _backward_block(chunk, A, before, dout, dstate, block, sums)
         if D is not None:
@@ -82,13 +83,13 @@ def backward(call: Call, befores: Tensor, dy: Tensor, dstate: Tensor) -> tuple[T
             sums.dt.view(len(dout), *call.rows, -1).masked_fill_(~call.real[:, places].T[..., None, None], 0)
         for grad, part in zip(grads, sums[:4], strict=True):
             grad[:, places] = call.unload(part, grad)
-    dx, ddt, dB, dC = grads
     of_D = dD.new_zeros(()) if call.D is None else call.over_batch(dD, call.D)
-    return dx, ddt, call.over_batch(dA, call.A), dB, dC, of_D, dstate
+    return *grads[:2], call.over_batch(dA, call.A), *grads[2:], of_D, dstate
 
 
 def _load(call: Call, places: slice, dtype: torch.dtype) -> Chunk:
-    return Chunk(*(call.load(z, places, dtype) for z in (call.x, call.dt, call.B, call.C)), call.starts_of(places))
+    x, dt, B, C = (call.load(z, places, dtype) for z in (call.x, call.dt, call.B, call.C))
+    return Chunk(x, dt, B, C, call.starts_of(places))
 
 
 def _states(chunk: Chunk, A: Tensor, before: Tensor, block: Block) -> tuple[Tensor, list[Tensor]]:
