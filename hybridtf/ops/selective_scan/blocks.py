@@ -55,11 +55,11 @@ class Call(NamedTuple):
         """A chunk (l r width) back as (b l ...), as a part of ``like``."""
         return part.reshape(len(part), like.shape[0], *like.shape[2:]).transpose(0, 1)
 
-    def starts_of(self, chunk: slice) -> Tensor | None:
-        """Where a document begins that the state before does not belong to: (l r 1 1)."""
+    def stays(self, chunk: slice, dtype: torch.dtype) -> Tensor | None:
+        """(l r 1 1): 0 where a document begins that the state before does not belong to, else 1."""
         if self.starts is None:
             return None
-        return self.starts[:, chunk].T.repeat_interleave(self.rows[1], dim=1)[..., None, None]
+        return (~self.starts[:, chunk].T).to(dtype).repeat_interleave(self.rows[1], dim=1)[..., None, None]
 
     def by_row(self, z: Tensor, dtype: torch.dtype) -> Tensor:
         """A parameter (g*c) or (g*c n) as (r c) or (r n c)."""

@@ -21,7 +21,7 @@ class Chunk(NamedTuple):
     dt: Tensor  # (l r c)
     B: Tensor  # (l r n)
     C: Tensor  # (l r n)
-    starts: Tensor | None  # (l r 1 1)
+    stays: Tensor | None  # (l r 1 1)
 
 
 class Sums(NamedTuple):
@@ -89,15 +89,15 @@ def backward(call: Call, befores: Tensor, dy: Tensor, dstate: Tensor) -> tuple[T
 
 def _load(call: Call, places: slice, dtype: torch.dtype) -> Chunk:
     x, dt, B, C = (call.load(z, places, dtype) for z in (call.x, call.dt, call.B, call.C))
-    return Chunk(x, dt, B, C, call.starts_of(places))
+    return Chunk(x, dt, B, C, call.stays(places, dtype))
 
 
 def _states(chunk: Chunk, A: Tensor, before: Tensor, block: Block) -> tuple[Tensor, list[Tensor]]:
     """The states (l r n c) of a block, and the products of its decays; ``before`` (r n c) is the incoming state."""
     dt = block.cut(chunk.dt)
     decay = torch.mul(dt[:, :, None], block.states(A)).exp_()
-    if chunk.starts is not None:
-        decay.masked_fill_(chunk.starts[:, block.rows], 0)
+    if chunk.stays is not None:
+        decay.mul_(chunk.stays[:, block.rows])
     h = chunk.B[:, block.rows, :, None] * (dt * block.cut(chunk.x))[:, :, None]
     h[0].addcmul_(decay[0], block.states(before))
     levels = products(decay)
