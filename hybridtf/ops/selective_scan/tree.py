@@ -1,4 +1,4 @@
-"""A linear recurrence over the places of one chunk by halving: in place, with 2 log2(places) calls each way, and log2(places) for the products.
+"""A linear recurrence over the places of one chunk by halving, in place: 3 log2(places) calls, products of decays included.
 
 Axes: l places, time first; whatever follows is elementwise. README.md has the derivation.
 """
