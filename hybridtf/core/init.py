@@ -29,11 +29,15 @@ Init: TypeAlias = Callable[[Tensor, Generator], None]
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """Role and start of one parameter. ``residual``: the last matrix of a residual branch, scaled by depth or zero."""
+    """Role and start of one parameter. ``residual``: the last matrix of a residual branch, scaled by depth or zero.
+
+    ``drawn`` False: the start is a pattern without chance (rates 1, 2, 3, ...), the same for every seed.
+    """
 
     role: Role
     init: Init
     residual: bool = False
+    drawn: bool = True
 
 
 def normal(std: float) -> Init:

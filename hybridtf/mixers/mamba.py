@@ -112,7 +112,7 @@ class Mamba(SequenceMixer):
         return {
             "dt_proj.weight": ParamSpec("matrix", of_dt),
             "dt_bias": ParamSpec("state", init.softplus_inverse_log_uniform(*config.dt_range, config.dt_floor)),
-            "A_log": ParamSpec("state", _log_of_counting),
+            "A_log": ParamSpec("state", _log_of_counting, drawn=False),
             "D": ParamSpec("state", init.constant(1.0)),
             "out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True),
         }
