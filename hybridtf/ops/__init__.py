@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hybridtf.core import Kernel
 from hybridtf.hookspecs import hookimpl
-from hybridtf.ops import attention, linear_scan, rnn, short_conv, ssd
+from hybridtf.ops import attention, linear_scan, rnn, selective_scan, short_conv, ssd
 
 
 @hookimpl
@@ -15,6 +15,7 @@ def hybridtf_kernels() -> Sequence[Kernel]:
         *attention.KERNELS,
         *linear_scan.KERNELS,
         *rnn.KERNELS,
+        *selective_scan.KERNELS,
         *short_conv.KERNELS,
         *ssd.KERNELS,
     )
