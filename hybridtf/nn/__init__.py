@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
-from hybridtf.nn.activations import Activation, activation
+from hybridtf.nn.activations import Activation, GateOptions, activation
 from hybridtf.nn.norms import (
     GatedRMSNorm,
     LayerNorm,
@@ -20,7 +20,7 @@ from hybridtf.nn.regularise import DropPath
 from hybridtf.nn.short_conv import ShortConv
 
 __all__ = [
-    "Activation", "DropPath", "GatedRMSNorm", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig",
+    "Activation", "DropPath", "GateOptions", "GatedRMSNorm", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig",
     "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig", "ShortConv", "accumulation_dtype", "activation",
 ]
 

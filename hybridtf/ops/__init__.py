@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from hybridtf.core import Kernel
 from hybridtf.hookspecs import hookimpl
-from hybridtf.ops import attention, short_conv, ssd
+from hybridtf.ops import attention, grouped_linear, short_conv, ssd
 
 
 @hookimpl
 def hybridtf_kernels() -> Sequence[Kernel]:
     return (
         *attention.KERNELS,
+        *grouped_linear.KERNELS,
         *short_conv.KERNELS,
         *ssd.KERNELS,
     )
