@@ -20,8 +20,9 @@ from hybridtf.nn.regularise import DropPath
 from hybridtf.nn.short_conv import ShortConv
 
 __all__ = [
-    "Activation", "DropPath", "GateOptions", "GatedRMSNorm", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig",
-    "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig", "ShortConv", "accumulation_dtype", "activation",
+    "Activation", "DropPath", "GateOptions", "GatedRMSNorm", "LayerNorm", "LayerNormConfig", "LearnedPosition",
+    "LearnedPositionConfig", "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig", "ShortConv",
+    "accumulation_dtype", "activation",
 ]
 
 

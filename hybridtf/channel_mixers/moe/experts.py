@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, ParamSpec, init
-from hybridtf.core.config import ConfigTable
 from hybridtf.nn import GateOptions, activation
 
 
@@ -66,10 +65,14 @@ class Experts(nn.Module):
         chosen, order = experts.flatten().sort(stable=True)
         ends = torch.searchsorted(chosen, torch.arange(self.n_experts, device=chosen.device), right=True)
         inverse = torch.empty_like(order).scatter(0, order, torch.arange(n * k, device=order.device))
-        rows: Tensor = _Dispatch.apply(x, order, inverse, k)  # type: ignore[no-untyped-call]
+        # Passing through autograd costs more than a step of decoding spends on a gather.
+        learning = torch.is_grad_enabled()
+        dispatch: Any = _Dispatch.apply if learning else _Dispatch.forward
+        collect: Any = _Rows.apply if learning else _Rows.forward
+        rows: Tensor = dispatch(x, order, inverse, k)
         if self.options.weights_on == "input":
             rows = (rows * weights.flatten()[order, None]).to(x.dtype)
-        y = _Rows.apply(self._run(rows, ends, n_tokens), inverse, order).view(n, k, x.shape[1])  # type: ignore[no-untyped-call]
+        y: Tensor = collect(self._run(rows, ends, n_tokens), inverse, order).view(n, k, x.shape[1])
         if self.options.weights_on == "output":
             y = y * weights[..., None]
         out: Tensor = y.sum(1).to(given)

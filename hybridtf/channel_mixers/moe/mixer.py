@@ -157,8 +157,10 @@ def _shared_expert(config: MoEConfig, ctx: BuildContext) -> GLU | MLP:
     """The expert of all tokens, of the same kind as the others."""
     if not config.gated:
         return MLP(MLPConfig(d_ff=config.d_ff_shared, activation=config.activation, bias=config.bias), ctx)
-    options = {"activation": config.activation, "limit": config.limit, "up_shift": config.up_shift, "bias": config.bias}
-    return GLU(GLUConfig(d_ff=config.d_ff_shared, **options), ctx)
+    glu = GLUConfig(
+        d_ff=config.d_ff_shared, activation=config.activation, limit=config.limit, up_shift=config.up_shift, bias=config.bias
+    )
+    return GLU(glu, ctx)
 
 
 # The routers and experts of Switch, Mixtral, DeepSeek-V3 and gpt-oss.

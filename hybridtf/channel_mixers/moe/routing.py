@@ -94,4 +94,5 @@ def _within_groups(wanted: Tensor, options: RouterOptions) -> Tensor:
     best = grouped.amax(-1) if options.group_score == "max" else grouped.topk(2, -1).values.sum(-1)
     kept = best.topk(options.top_k_groups, -1).indices
     left_out = torch.ones_like(best, dtype=torch.bool).scatter(-1, kept, False)
-    return grouped.masked_fill(left_out[..., None], float("-inf")).flatten(-2)
+    masked: Tensor = grouped.masked_fill(left_out[..., None], float("-inf")).flatten(-2)
+    return masked
