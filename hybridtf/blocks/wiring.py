@@ -26,6 +26,7 @@ from hybridtf.core import (
     State,
     init,
 )
+from hybridtf.core.config import plugin_of
 from hybridtf.core.init import declared_specs
 from hybridtf.nn import DropPath
 
@@ -47,7 +48,7 @@ class Wiring(Block):
 
     def __init__(self, config: WiringConfig, ctx: BuildContext) -> None:
         super().__init__()
-        self.config, self.where = config, ctx.where
+        self.config, self.where, self.layer_idx = config, ctx.where, ctx.layer_idx
         self.mixer: SequenceMixer | None = None
         self.channel_mixer: ChannelMixer | None = None
         if config.mixer is not None:
@@ -166,4 +167,7 @@ class Wiring(Block):
             raise self._broken(name, f"returned shape {shapes}; it must return the shape it was given")
 
     def _broken(self, name: str, what: str) -> PluginError:
-        return PluginError(f"{self.where}.{name}: {self.config_of(name).type_name()!r} {what}")
+        config = self.config_of(name)
+        plugin = plugin_of(config)
+        whose = "" if plugin is None else f"of plugin {plugin!r} (layer {self.layer_idx}) "
+        return PluginError(f"{self.where}.{name}: {config.type_name()!r} {whose}{what}")

@@ -174,7 +174,7 @@ def _initialised(build: BuildFn) -> BuildFn:
             raise
         except Exception as error:
             # The plugin boundary: whatever a plugin's code raises must name the plugin, the layer and the recipe key.
-            plugin = _plugin_of(self)
+            plugin = plugin_of(self)
             if plugin is None:
                 raise
             raise PluginError(
@@ -188,7 +188,7 @@ def _initialised(build: BuildFn) -> BuildFn:
     return wrapper
 
 
-def _plugin_of(config: ComponentConfig) -> str | None:
+def plugin_of(config: ComponentConfig) -> str | None:
     """The installed plugin that registered the config's class; None for built-ins and unregistered classes."""
     registry, name = active()[config.kind], config.type_name()
     if registry.configs().get(name) is not type(config) or registry.origin(name) == BUILT_IN:
