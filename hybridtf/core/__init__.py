@@ -65,16 +65,21 @@ from hybridtf.core.states import (
     Ring,
     State,
     StateLeaf,
+    concat_rows,
     crop,
     debug_states,
     detach,
     leaves,
     map_state,
+    overwrite,
+    own_memory,
     reorder,
     restore,
     snapshot,
     state_bytes,
     state_lengths,
+    with_room,
+    write_rows,
 )
 
 __all__ = [
@@ -85,7 +90,8 @@ __all__ = [
     "NonFiniteError", "Norm", "NormConfig", "OpKernel", "ParamSpec", "Phase", "PluginError", "Position",
     "PositionConfig", "Preset", "RecipeError", "Registries", "Registry", "Ring", "Role", "Segments", "SequenceMixer",
     "SequenceMixerConfig", "Stack", "State", "StateError", "StateLeaf", "Stem", "StemConfig", "TaskConfig",
-    "UnknownNameError", "active", "always", "component_schema", "crop", "debug_states", "detach", "init",
-    "init_parameters", "kernels_used", "known_names", "leaves", "map_state", "nearest", "param_specs", "raw_weight",
-    "reorder", "restore", "singular", "snapshot", "state_bytes", "state_lengths", "using", "with_history",
+    "UnknownNameError", "active", "always", "component_schema", "concat_rows", "crop", "debug_states", "detach", "init",
+    "init_parameters", "kernels_used", "known_names", "leaves", "map_state", "nearest", "overwrite", "own_memory",
+    "param_specs", "raw_weight", "reorder", "restore", "singular", "snapshot", "state_bytes", "state_lengths", "using",
+    "with_history", "with_room", "write_rows",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 import torch
@@ -68,6 +68,22 @@ class Growing(StateLeaf):
     def _rebuild(self, fn: Callable[[Tensor], Tensor]) -> Self:
         count = None if self._count is None else fn(self._count)
         return type(self)({k: fn(v) for k, v in self.data.items()}, fn(self.length), static=self.static, count=count)
+
+    def with_capacity(self, slots: int, *, static: bool) -> Self:
+        """A copy with at least that many slots; ``static``: for good, as with ``max_len``. The old leaf stays alive."""
+        slots = max(slots, self.capacity)
+        same = slots == self.capacity
+        data = {name: old.clone() if same else resize(old, slots) for name, old in self.data.items()}
+        count = None if self._count is None else self._count.clone()
+        return type(self)(data, self.length.clone(), static=static, count=count)
+
+    def form_of(self, others: Sequence[Self]) -> Self:
+        if any(other.sparse != self.sparse for other in others):
+            raise StateError("a sparse state and a dense one have no common form")
+        slots = max(self.capacity, *(other.capacity for other in others))
+        static = self.static and all(other.static for other in others)
+        alike = slots == self.capacity and static == self.static
+        return self if alike else self.with_capacity(slots, static=static)
 
     def crop_refusal(self, n: Tensor | int) -> str | None:
         n = per_row(n, self.length)
