@@ -17,7 +17,9 @@ PATTERNS = ("a", "w", "m", "m a w")
 PROMPTS = [[1, 2, 3], [4, 5, 1, 2, 3, 4, 5, 0], [2], [3, 3, 3, 3, 3]]
 
 
-def tiny_model(pattern: str = "m a w", *, vocab: int = 17, seed: int = 2, sharpen: float = 2.0, **more: object) -> LanguageModel:
+def tiny_model(
+    pattern: str = "m a w", *, vocab: int = 17, seed: int = 2, sharpen: float = 2.0, **more: object
+) -> LanguageModel:
     used = {name: BLOCKS[name] for name in pattern.split()}
     config = LanguageModelConfig(vocab_size=vocab, d_model=16, pattern=pattern, blocks=used, **more)  # type: ignore[arg-type]
     model = config.build(BuildContext(d_model=16, param_dtype=torch.float64, seed=seed))

@@ -78,8 +78,6 @@ class Growing(StateLeaf):
         return type(self)(data, self.length.clone(), static=static, count=count)
 
     def form_of(self, others: Sequence[Self]) -> Self:
-        if any(other.sparse != self.sparse for other in others):
-            raise StateError("a sparse state and a dense one have no common form")
         slots = max(self.capacity, *(other.capacity for other in others))
         static = self.static and all(other.static for other in others)
         alike = slots == self.capacity and static == self.static
