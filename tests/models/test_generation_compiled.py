@@ -101,9 +101,7 @@ def test_more_models_and_sizes_than_torch_compiles_by_itself(monkeypatch):
     for seed in range(4):
         generate(tiny_model("m", seed=seed), [[1]], fast)
     with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
-        for n in (2, 3, 4):
-            generate(model, [[1]] * n, fast)
-            generate(model, [[1, 2]] * (n + 4), fast)
+        generate(model, [[1]] * 5, fast)
 
 
 def test_a_compiled_step_is_made_once_and_goes_with_its_model():
