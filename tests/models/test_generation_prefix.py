@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hybridtf.core import ConfigError, DataError, StateError, debug_states, leaves, state_bytes
-from hybridtf.models import GenerationConfig, generate, read_prompt, stream
+from hybridtf.models import GenerationConfig, generate, read_prompt, speculate, stream
 from hybridtf.models.generation import prefill
 from tests.models.tiny_models import PATTERNS, PROMPTS, tiny_model
 
@@ -115,3 +115,20 @@ def test_a_chunked_prefill_after_a_prefix():
     want = torch.cat([prefill(model, [[*PROMPT, *rest]], 100, 1)[0] for rest in more])
     for chunk in (1, 4, 100):
         torch.testing.assert_close(prefill(model, more, chunk, 1, prefix=prefix)[0], want, rtol=0, atol=1e-10)
+
+
+def test_a_model_that_does_not_know_padding_reads_prompts_of_one_length_only():
+    model = tiny_model("m a w")
+    model.stack.blocks()[0].mixer.cannot = {"segment": "its filter spans the row"}
+    config = GenerationConfig(max_new_tokens=5)
+    message = r"unequal lengths is not possible with this model: stack\.layers\.0\.mixer \(Mamba2\) says: its filter"
+    with pytest.raises(ConfigError, match=message):
+        generate(model, PROMPTS, config)
+    want = [generate(model, [prompt], config)[0] for prompt in PROMPTS]
+    assert generate(model, PROMPTS, config, batch_size=1) == want
+    assert generate(model, [PROMPTS[0], PROMPTS[0]], config) == [want[0], want[0]]
+    draft = tiny_model("m", seed=9)
+    assert [speculate(model, draft, [prompt], config).tokens[0] for prompt in PROMPTS] == want
+    for pair in ((model, draft), (draft, model)):
+        with pytest.raises(ConfigError, match="speculation on several rows"):
+            speculate(*pair, [PROMPTS[0], PROMPTS[0]], config)

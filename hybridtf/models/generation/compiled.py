@@ -78,8 +78,7 @@ class CompiledRows:
             self.limit.check(max(lengths))
             self.input.zero_()
             self.input[self.slots] = tokens[kept].to(self.input.device)
-            with torch._dynamo.config.patch(recompile_limit=_GRAPHS):
-                self.all_scores = self.run(self.model, self.input, self.state)
+            self._run()
         if fresh is not None:
             scores, state = fresh
             free = [slot for slot in range(len(self.input)) if slot not in self.slots][: len(scores)]
@@ -87,3 +86,13 @@ class CompiledRows:
             write_rows(self.state, index, state)
             self.all_scores = self.all_scores.index_copy(0, index, scores)
             self.slots += free
+
+    def _run(self) -> None:
+        try:
+            with torch._dynamo.config.patch(recompile_limit=_GRAPHS):
+                self.all_scores = self.run(self.model, self.input, self.state)
+        except torch._dynamo.exc.FailOnRecompileLimitHit as error:
+            raise ConfigError(
+                f"this model has {_GRAPHS} compiled decode steps already, one for each batch size and capacity: use fewer "
+                "sizes (batch_size), or call torch.compiler.reset()"
+            ) from error

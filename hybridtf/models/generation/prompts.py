@@ -104,6 +104,7 @@ def _read(
         ids[row, : len(prompt)] = torch.as_tensor(prompt, dtype=torch.int64, device=model.device)
     segments = None
     if int(lengths.min()) < width:
+        require(model, "segment", "a batch of prompts of unequal lengths")
         segments = Segments.from_mask(torch.arange(width, device=model.device) < lengths[:, None])
     for start in range(0, width, chunk):
         stop = min(start + chunk, width)

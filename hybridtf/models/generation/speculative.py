@@ -83,6 +83,8 @@ class Speculation:
         require(model, "cut", "generation")
         require(model, "crop", "speculation")
         require(draft, "cut", "drafting")
+        for each in (model, draft) if len(prompts) > 1 else ():
+            require(each, "segment", "speculation on several rows, which keep different numbers of tokens,")
         self.model, self.draft, self.prompts, self.n_draft = model, draft, prompts, n_draft
         self.rounds, self.drafted, self.accepted = ([0] * len(prompts) for _ in range(3))
 
