@@ -37,7 +37,8 @@ OPTIONS = {
     "doctor": "--json",
     "eval": "RUN --batch-size --device --json --max-tokens --output --seq-len --step -o",
     "generate": (
-        "RUN --device --json --max-new-tokens --prompt --prompt-file --seed --step --stop --temperature --top-k --top-p -n"
+        "RUN --beams --compile --device --draft --json --length-penalty --max-new-tokens --min-p --n-draft --prompt "
+        "--prompt-file --repetition-penalty --seed --step --stop --temperature --top-k --top-p -n"
     ),
     "list": "KIND --json --verbose -v",
     "plugins": "--json",
