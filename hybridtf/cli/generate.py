@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridtf.cli.options import Device, Json, Step
+from hybridtf.cli.options import Device, Json, Step, Weights
 from hybridtf.cli.output import interruptible, print_json
 from hybridtf.cli.sources import read_run, registries
 
@@ -43,6 +43,7 @@ def generate(
         list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text. May be repeated.")
     ] = None,
     step: Step = None,
+    weights: Weights = "model",
     device: Device = None,
     json: Json = False,
 ) -> None:
@@ -54,7 +55,7 @@ def generate(
 
     registries()
     text = _prompt(prompt, prompt_file)
-    loaded = read_run(run, device, step)
+    loaded = read_run(run, device, step, weights)
     tokenizer = _tokenizer(loaded, run)
     config = GenerationConfig(
         max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,

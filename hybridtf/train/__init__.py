@@ -11,7 +11,7 @@ from hybridtf.train.results import StepReport, TrainResult, planned_steps
 from hybridtf.train.schedule import lr_factor
 
 __all__ = [
-    "DocumentScore", "EvalResult", "Interrupted", "LoadedRun", "MuonOptions", "RoleOptions", "RunFolder", "StepReport", "Terminated",
-    "TrainConfig", "TrainResult", "build_optimizer", "evaluate", "load_model", "load_run", "lr_factor",
+    "DocumentScore", "EvalResult", "Interrupted", "LoadedRun", "MuonOptions", "RoleOptions", "RunFolder", "StepReport",
+    "Terminated", "TrainConfig", "TrainResult", "build_optimizer", "evaluate", "load_model", "load_run", "lr_factor",
     "parameter_groups", "planned_steps", "read_log", "save_model", "train", "train_config",
 ]

@@ -56,7 +56,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
         devices = {p.device.type for p in model.parameters()}
         form = "fused" if devices <= {"cpu", "cuda"} else "foreach"
     groups = parameter_groups(model, config)
-    adamw = {
+    adamw: dict[str, Any] = {
         "lr": config.lr, "betas": config.betas, "eps": config.eps, "foreach": form == "foreach", "fused": form == "fused",
     }
     if config.muon is not None:

@@ -33,8 +33,8 @@ class TrainResult:
     """A finished run: its folder, last checkpoint, the model, and what the last evaluation found.
 
     ``tokens``: those that training scored. ``seconds``: of training; ``eval_seconds``: of evaluation, in this call.
-    ``metrics``: of the evaluation at the end, None where none was asked for; ``ema_metrics``: those of the average. ``evaluation``: all of it, where this call
-    made it; a finished run that is resumed is not evaluated again.
+    ``metrics``: of the evaluation at the end, None where none was asked for; ``ema_metrics``: those of the average.
+    ``evaluation``: all of it, where this call made it; a finished run that is resumed is not evaluated again.
     """
 
     path: Path

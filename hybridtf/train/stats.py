@@ -107,11 +107,11 @@ class LayerStats:
             change = _norm([param.detach() - old for param, old in zip(params, before, strict=True)])
             size = _norm(before)
             self._found[name]["update_ratio"] = _finite(change / size) if size else None
-        order = [name for name in self.weights if name not in self.names]
-        before_stack = order[: list(self.weights).index(self.names[0])] if self.names and self.names[0] in self.weights else []
-        rest = [name for name in order if name not in before_stack]
         layers = {name: self._found.get(name, {}) | self._layer(name) for name in self.names}
-        return {"layers": {n: self._found[n] for n in before_stack} | layers | {n: self._found[n] for n in rest}}
+        found: dict[str, Any] = {}
+        for name in self.weights:  # in the order of the model, all layers where the first of them stands
+            found |= layers if name in layers else {name: self._found[name]}
+        return {"layers": found | layers}
 
     def _layer(self, name: str) -> dict[str, float | str | None]:
         found: dict[str, float | str | None] = {"weights_of": self.first[name]} if name in self.first else {}
@@ -122,12 +122,12 @@ class LayerStats:
 
 def _watch(stack: Stack, names: Sequence[str], add: Callable[[str, Tensor, Any], None]) -> list[Any]:
     """Hooks on a stack and its blocks. A block that runs outside the stack's forward pass is being recomputed."""
-    visit = iter(())
+    visit: Iterator[str] = iter(())
     segments: Any = None
 
     def enter(module: nn.Module, args: Any, options: Mapping[str, Any]) -> None:
         nonlocal visit, segments
-        visit, segments = iter(names), options.get("segments")  # type: ignore[assignment]
+        visit, segments = iter(names), options.get("segments")
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         nonlocal visit

@@ -188,5 +188,5 @@ def test_files_that_cannot_be_read(sharded):
     index_of(sharded).write_text("{")
     with pytest.raises(CheckpointError, match="not readable as JSON"):
         read_weights(sharded)
-    with pytest.raises(CheckpointError, match="no such weights file$"):
+    with pytest.raises(CheckpointError, match=r"no such weights file$"):
         read_weights(sharded.with_name("other.safetensors"))

@@ -32,7 +32,7 @@ def fake(monkeypatch, name, fail_at=None):
     module = types.ModuleType(name)
 
     def init(**given):
-        print("a tool talks on stdout")
+        sys.stdout.write("a tool talks on stdout")
         runs.append(FakeRun(given))
         runs[-1].fail_at = fail_at
         return runs[-1]
@@ -83,7 +83,7 @@ def stop_at(step):
 
 
 def test_a_line_becomes_flat_numbers():
-    line = {"tokens": 7, "loss": 1.5, "losses": {"router": 0.1}, "lr": None, "metrics": ["a"], "eval_context": "window", "ok": True}
+    line = {"tokens": 7, "loss": 1.5, "losses": {"router": 0.1}, "lr": None, "metrics": ["a"], "how": "window", "ok": True}
     assert dict(flatten(line, "eval")) == {"eval/tokens": 7.0, "eval/loss": 1.5, "eval/losses/router": 0.1}
     assert dict(flatten({"layers": {"0.m": {"grad_norm": 2.0, "weights_of": "x"}}}, "stats")) == {
         "stats/layers/0.m/grad_norm": 2.0,
@@ -114,7 +114,7 @@ def test_every_line_is_sent_to_every_sink_under_the_name_of_the_folder(tmp_path,
 
 
 def test_a_resumed_run_goes_on_without_sending_a_step_twice(tmp_path, monkeypatch):
-    runs = {"wandb": fake(monkeypatch, "wandb"), "trackio": fake(monkeypatch, "trackio"), "tensorboard": fake_tensorboard(monkeypatch)}
+    runs = {name: fake(monkeypatch, name) for name in ("wandb", "trackio")} | {"tensorboard": fake_tensorboard(monkeypatch)}
 
     class Killed(Exception):
         pass
