@@ -121,8 +121,7 @@ def evaluate(
     with interruptible("nothing was written"):
         record = measure_quality(
             run_subject(loaded, name_of(run) + (" (ema)" if weights == "ema" else "")),
-            loaded.model,
-            loaded.recipe.task.load(0),
+            loaded.model, loaded.recipe.task.load(0),
             seq_len=seq_len or trained,
             batch_size=batch_size,
             max_tokens=max_tokens,

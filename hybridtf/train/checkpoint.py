@@ -4,7 +4,8 @@ A model folder is ``{weights.safetensors, recipe.toml}``; weights too large for 
 ``model-00001-of-00002.safetensors`` and so on with ``model.safetensors.index.json``, as the field's tools have them. A
 checkpoint adds ``trainer.safetensors`` and ``trainer.json``, and ``ema.safetensors`` where the run keeps an average: all
 that a resumed run needs; no pickle is written or read. A run folder is ``{recipe.toml, parameters.json, log.jsonl,
-checkpoints/}`` with ``checkpoints/step-00000100/`` and the file ``checkpoints/latest``, which names the newest. Every folder appears whole or not at all, and an old checkpoint is removed only once a newer one is complete.
+checkpoints/}`` with ``checkpoints/step-00000100/`` and the file ``checkpoints/latest``, which names the newest. Every
+folder appears whole or not at all, and an old checkpoint is removed only once a newer one is complete.
 """
 
 from __future__ import annotations

@@ -159,8 +159,10 @@ class Sinks:
                 # What a tool has to say is no result of ours.
                 with contextlib.redirect_stdout(sys.stderr):
                     self._open[name] = SINKS[name](SinkRun(folder, state["id"], config, resumed=known))
-            except Exception as error:
+            except BaseException as error:
                 self.close()
+                if not isinstance(error, Exception):  # Ctrl-C while a tool waits for its network
+                    raise
                 raise ConfigError(
                     f"train.sinks: {name} could not be opened ({type(error).__name__}: {error}); take it out to train without"
                 ) from error
@@ -182,8 +184,7 @@ class Sinks:
         values = dict(flatten(line, event))
         for name in list(self._open):
             sent = self._state[name]["sent"]
-            if values and step > sent.get(event, -1):
-                self._try(name, lambda sink: sink.write(step, values))
+            if values and step > sent.get(event, -1) and self._try(name, lambda sink: sink.write(step, values)):
                 sent[event] = step
         self._save()
 
@@ -193,16 +194,18 @@ class Sinks:
             self._try(name, lambda sink: sink.close())
             self._open.pop(name, None)
 
-    def _try(self, name: str, call: Callable[[Sink], None]) -> None:
+    def _try(self, name: str, call: Callable[[Sink], None]) -> bool:
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 call(self._open[name])
+            return True
         except Exception as error:  # a tool that shows a run must never end it
             del self._open[name]
             self._say(
                 f"warning: the sink {name} failed ({type(error).__name__}: {error}) and gets nothing more; the run goes on, "
                 "and log.jsonl has every line"
             )
+            return False
 
     def _save(self) -> None:
         with atomic_file(self._file) as temporary:

@@ -158,6 +158,9 @@ def test_a_sink_that_fails_is_named_once_and_the_run_goes_on(tmp_path, monkeypat
     assert [step for step, _ in points(wandb, "train/loss")] == [1, 2]
     assert points(trackio, "train/loss") == expected(tmp_path / "out", "train", "loss")
     assert trackio[0].closed == 1
+    # What it missed from then on, it gets when the run goes on with the tool in order; what it had, not again.
+    sent = json.loads((tmp_path / "out" / "sinks.json").read_text())
+    assert (sent["wandb"]["sent"]["train"], sent["trackio"]["sent"]["train"]) == (2, 6)
 
 
 def test_a_sink_that_fails_in_closing_does_not_end_a_finished_run(tmp_path, monkeypatch):
