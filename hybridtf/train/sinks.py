@@ -92,7 +92,7 @@ class Trackio(Sink):
     package: ClassVar[str] = "trackio"
 
     def __init__(self, run: SinkRun) -> None:
-        trackio = importlib.import_module(self.package)
+        self._trackio = trackio = importlib.import_module(self.package)
         project = os.environ.get("TRACKIO_PROJECT", PROJECT)
         self._run = trackio.init(
             project=project, name=f"{run.name}-{run.id}", config=dict(run.config), resume="allow" if run.resumed else "never",
@@ -103,7 +103,8 @@ class Trackio(Sink):
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
-        self._run.finish()
+        # Not the run's own finish, after which trackio would finish it once more, and say so on stdout, at exit.
+        self._trackio.finish()
 
 
 class WandB(Sink):
