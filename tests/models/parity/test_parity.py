@@ -1,0 +1,155 @@
+"""Whole models equal to transformers' with the same weights, in strict float64: logits, every gradient, every way to call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hybridtf.core import Segments
+from hybridtf.models import LanguageModel
+from hybridtf.models.weights import assign_weights, canonical_tensors, load_weights, save_weights
+
+pytest.importorskip("transformers", reason="parity needs transformers")
+from tests.models.parity import decoders, gemma, scans  # noqa: E402
+from tests.models.parity.case import FIRST_PLAIN_ID, VOCAB, Case  # noqa: E402
+from tests.models.parity.reference import logits_of, reference  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns about kernels it does not find
+
+CASES = {
+    "llama": lambda: decoders.llama(),
+    "mixtral": lambda: decoders.mixtral(),
+    "gpt_oss": lambda: decoders.gpt_oss(),
+    "gemma2": lambda: gemma.gemma2(),
+    "gemma3": lambda: gemma.gemma3(),
+    "gemma3 with stretched positions": lambda: gemma.gemma3(factor=4.0),
+    "recurrent_gemma": lambda: gemma.recurrent_gemma(),
+    "recurrent_gemma of another width": lambda: gemma.recurrent_gemma(d_rnn=40, n_kv_heads=2, bias=True),
+    "mamba": lambda: scans.mamba(),
+    "mamba with projection bias": lambda: scans.mamba(bias=True),
+    "falcon_mamba": lambda: scans.mamba(norms=True),
+    "mamba2": lambda: scans.mamba2(),
+    "mamba2 with projection bias": lambda: scans.mamba2(bias=True),
+    "mamba2 with clamped steps": lambda: scans.mamba2(clamp=(0.1, 0.4)),
+    "bamba": lambda: scans.bamba(),
+    "bamba with biases": lambda: scans.bamba(bias=True),
+    "jamba": lambda: scans.jamba(),
+    "jamba with biases": lambda: scans.jamba(bias=True),
+}
+SHORT, LONG = 5, 19
+"""Tokens of the two documents; the longer one is longer than any window, and than two chunks of a scan."""
+
+
+def ids(n_rows: int, n_tokens: int, seed: int) -> Tensor:
+    return torch.randint(FIRST_PLAIN_ID, VOCAB, (n_rows, n_tokens), generator=torch.Generator().manual_seed(seed))
+
+
+@dataclass(frozen=True)
+class Pair:
+    case: Case
+    theirs: nn.Module
+    model: LanguageModel
+    short: Tensor
+    long: Tensor
+    want_short: Tensor
+    want_long: Tensor
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def pair(request) -> Pair:
+    """Both models, two documents, and the reference's logits of each alone."""
+    case = CASES[request.param]()
+    theirs = reference(case.model, case.config, unit_offset=case.unit_offset)
+    model = case.build()
+    assign_weights(model, case.translated(theirs.named_parameters()), where="the reference")
+    short, long = ids(1, SHORT, 1), ids(1, LONG, 2)
+    with torch.no_grad():
+        want_short, want_long = logits_of(theirs, short)[0], logits_of(theirs, long)[0]
+    assert want_long.dtype == torch.float64
+    return Pair(case, theirs, model, short, long, want_short, want_long)
+
+
+def assert_same(got: Tensor, want: Tensor) -> None:
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-9)
+
+
+def test_logits_and_gradients(pair):
+    tokens = ids(2, 17, 3)
+    pair.theirs.zero_grad()
+    pair.model.zero_grad()
+    want = logits_of(pair.theirs, tokens)
+    got = pair.model(tokens).logits
+    assert_same(got, want)
+    probe = torch.randn(want.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    (want * probe).sum().backward()
+    (got * probe).sum().backward()
+    grads = pair.case.translated((name, p.grad) for name, p in pair.theirs.named_parameters())
+    own = canonical_tensors(pair.model)
+    assert own.keys() == grads.keys()
+    for name, p in own.items():
+        assert bool(grads[name].any()), f"{name} has no gradient to compare"
+        tiny = 1e-8 * float(grads[name].abs().max())
+        torch.testing.assert_close(p.grad, grads[name], rtol=1e-8, atol=tiny, msg=lambda m, n=name: f"{n}: {m}")
+
+
+# What follows is judged by the reference's plain rows: its own padded, packed and chunked ones are wrong for some families.
+
+
+@torch.no_grad()
+def test_packed_rows(pair):
+    row = torch.cat([pair.short, pair.long, pair.short], 1)
+    logits = pair.model(row, segments=Segments.from_lengths([[SHORT, LONG, SHORT]])).logits[0]
+    assert_same(logits, torch.cat([pair.want_short, pair.want_long, pair.want_short]))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("before", [0, 9, LONG - SHORT], ids=["right", "both sides", "left"])
+def test_padded_rows(pair, before):
+    row = torch.full((1, LONG), 2)
+    real = torch.zeros(1, LONG, dtype=torch.bool)
+    real[:, before : before + SHORT] = True
+    row[real] = pair.short[0]
+    mask = torch.cat([real, torch.ones_like(real)])
+    logits = pair.model(torch.cat([row, pair.long]), segments=Segments.from_mask(mask)).logits
+    assert_same(logits[0][real[0]], pair.want_short)
+    assert_same(logits[1], pair.want_long)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cuts", [(6, 7, 16, 17, 18), (1, 2, 3, 4, 13), tuple(range(1, LONG))], ids=["long", "short", "each"])
+def test_chunks_and_steps(pair, cuts):
+    state = pair.model.init_state(1, max_len=LONG)
+    parts = []
+    for start, stop in zip((0, *cuts), (*cuts, LONG), strict=True):
+        out = pair.model(pair.long[:, start:stop], state=state)
+        state = out.state
+        parts.append(out.logits[0])
+    assert_same(torch.cat(parts), pair.want_long)
+
+
+@torch.no_grad()
+def test_decoding_after_a_left_padded_prompt(pair):
+    """Two rows of unequal lengths, then steps of one token in both."""
+    prompt = LONG - 4
+    row = torch.cat([torch.full((1, prompt - 1), 2), pair.short[:, :1]], 1)
+    mask = (torch.arange(prompt) >= prompt - 1) | torch.tensor([[False], [True]])
+    out = pair.model(
+        torch.cat([row, pair.long[:, :prompt]]), segments=Segments.from_mask(mask), state=pair.model.init_state(2, max_len=LONG)
+    )
+    for i in range(4):
+        step = torch.cat([pair.short[:, i + 1 : i + 2], pair.long[:, prompt + i : prompt + i + 1]])
+        out = pair.model(step, state=out.state)
+        assert_same(out.logits[:, 0], torch.stack([pair.want_short[i + 1], pair.want_long[prompt + i]]))
+
+
+@torch.no_grad()
+def test_saved_and_loaded(pair, tmp_path):
+    """Another start, the same file: the same bits."""
+    save_weights(pair.model, tmp_path / "model.safetensors")
+    other = pair.case.build(seed=1)
+    assert not torch.equal(other(pair.long).logits, pair.model(pair.long).logits)
+    load_weights(other, tmp_path / "model.safetensors")
+    assert torch.equal(other(pair.long).logits, pair.model(pair.long).logits)
