@@ -218,9 +218,10 @@ def _aged(leaf: Any, length: int) -> Any:
         return leaf
     now = torch.full_like(leaf.length, length)
     if isinstance(leaf, Growing):
-        return Growing(leaf.data, now, static=leaf.static)
+        return Growing(leaf.data, now, static=leaf.static, max_len=leaf.max_len)
     if isinstance(leaf, Ring):
-        return Ring(leaf.data, now, window=leaf.window, oldest=(now - leaf.capacity).clamp(min=0))
+        oldest = (now - leaf.capacity).clamp(min=0)
+        return Ring(leaf.data, now, window=leaf.window, oldest=oldest, max_len=leaf.max_len)
     if isinstance(leaf, Fixed):
-        return Fixed(leaf.data, now)
+        return Fixed(leaf.data, now, max_len=leaf.max_len)
     raise ConfigError(f"a state leaf of the class {type(leaf).__name__} is none that hybridtf knows")

@@ -1,6 +1,7 @@
 """The contracts: all that a plugin author needs."""
 
 from hybridtf.core import init
+from hybridtf.core.choice import OneOf
 from hybridtf.core.config import BuildContext, Component, ComponentConfig, ConfigTable, component_schema
 from hybridtf.core.contracts import (
     LAWS,
@@ -20,8 +21,6 @@ from hybridtf.core.contracts import (
     ModelConfig,
     Norm,
     NormConfig,
-    Position,
-    PositionConfig,
     SequenceMixer,
     SequenceMixerConfig,
     Stack,
@@ -58,6 +57,14 @@ from hybridtf.core.kernels import (
     always,
     kernels_used,
 )
+from hybridtf.core.positions import (
+    BiasPosition,
+    InputPosition,
+    Position,
+    PositionConfig,
+    QueryKeyPosition,
+    Site,
+)
 from hybridtf.core.registry import KINDS, Preset, Registries, Registry, active, singular, using
 from hybridtf.core.segments import Segments
 from hybridtf.core.states import (
@@ -79,13 +86,15 @@ from hybridtf.core.states import (
 )
 
 __all__ = [
-    "DTYPES", "KINDS", "LAWS", "NO_DECAY", "PHASES", "AdaptersConfig", "Block", "BlockConfig", "BlockOutput", "BuildContext",
+    "DTYPES", "KINDS", "LAWS", "NO_DECAY", "PHASES", "AdaptersConfig", "BiasPosition", "Block", "BlockConfig", "BlockOutput",
+    "BuildContext",
     "ChannelMixer", "ChannelMixerConfig", "CheckpointError", "Component", "ComponentConfig", "ConfigError",
     "ConfigTable", "Context", "DataError", "Edges", "Extras", "Fixed", "Growing", "Head", "HeadConfig", "HybridTFError",
-    "Init", "Kernel", "KernelError", "KernelRequest", "KernelSet", "Law", "LengthError", "Losses", "ModelConfig",
-    "NonFiniteError", "Norm", "NormConfig", "OpKernel", "ParamSpec", "Phase", "PluginError", "Position",
-    "PositionConfig", "Preset", "RecipeError", "Registries", "Registry", "Ring", "Role", "Segments", "SequenceMixer",
-    "SequenceMixerConfig", "Stack", "State", "StateError", "StateLeaf", "Stem", "StemConfig", "TaskConfig",
+    "Init", "InputPosition", "Kernel", "KernelError", "KernelRequest", "KernelSet", "Law", "LengthError", "Losses",
+    "ModelConfig", "NonFiniteError", "Norm", "NormConfig", "OneOf", "OpKernel", "ParamSpec", "Phase", "PluginError", "Position",
+    "PositionConfig", "Preset", "QueryKeyPosition", "RecipeError", "Registries", "Registry", "Ring", "Role", "Segments",
+    "SequenceMixer", "SequenceMixerConfig", "Site", "Stack", "State", "StateError", "StateLeaf", "Stem", "StemConfig",
+    "TaskConfig",
     "UnknownNameError", "active", "always", "component_schema", "crop", "debug_states", "detach", "init",
     "init_parameters", "kernels_used", "known_names", "leaves", "map_state", "nearest", "param_specs", "raw_weight",
     "reorder", "restore", "singular", "snapshot", "state_bytes", "state_lengths", "using", "with_history",

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
@@ -69,7 +69,12 @@ class _Part(nn.Module, ABC):
     """Losses that the component returns in :class:`Extras`. May be set by an instance."""
 
     takes: tuple[str, ...] = ()
-    """Fields of :class:`Segments` beyond ids that the component obeys: ``prefix_len``, ``global_tokens``, ``axes``."""
+    """Fields of :class:`Segments` beyond ids that the component obeys: ``prefix_len``, ``global_tokens``, ``axes``.
+    May be set by an instance."""
+
+    uses_max_len: bool = False
+    """What it computes depends on the ``max_len`` that its state was made with (a rotary base fixed from the declared
+    length). May be set by an instance."""
 
     splits: Mapping[str, Mapping[str, int]] = {}
     """For each projection that is one matrix by its paper: the widths of its output roles, in order."""
@@ -88,8 +93,8 @@ class SequenceMixer(_Part):
     state can be cropped by up to that many of the call's last tokens.
     """
 
-    causal_only: ClassVar[bool] = True
-    """The mixer can only look back: a stack that is not causal refuses it."""
+    causal_only: bool = True
+    """The mixer can only look back: a stack that is not causal refuses it. May be set by an instance."""
 
     needs_context: ClassVar[bool] = False
     """Cross-attention: the first call on a state needs ``context=``; later calls find it in the state."""
@@ -126,19 +131,6 @@ class Norm(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor: ...
-
-
-class Position(nn.Module, ABC):
-    """Tells positions to a component at one ``site``: on queries and keys, or on the input of the stack."""
-
-    site: ClassVar[Literal["qk", "input"]]
-
-    cannot: Mapping[Law, str] = {}
-    """Laws that this position makes its user break (dynamic NTK: the cut law), each with the reason."""
-
-    @abstractmethod
-    def forward(self, x: Tensor, positions: Int[Tensor, "b t"]) -> Tensor:
-        """``x`` (b t h k at site ``qk``, b t d at ``input``) with its positions told; positions at pads are unspecified."""
 
 
 class BlockOutput(NamedTuple):
@@ -236,16 +228,6 @@ class NormConfig(ComponentConfig):
 
     @abstractmethod
     def build(self, ctx: BuildContext) -> Norm: ...
-
-
-class PositionConfig(ComponentConfig):
-    """Base of positions' configs; the width is ``ctx.d_model`` (the head's width at site ``qk``)."""
-
-    kind: ClassVar[str] = "positions"
-    site: ClassVar[Literal["qk", "input", "any"]]
-
-    @abstractmethod
-    def build(self, ctx: BuildContext) -> Position | None: ...
 
 
 class AdaptersConfig(ConfigTable):

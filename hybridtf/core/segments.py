@@ -192,6 +192,21 @@ class Segments:
         """(b) int64: tokens of the outgoing state's document, given the incoming ``length`` (b)."""
         return torch.where(self.keeps_state, length, torch.zeros_like(length)) + self.in_last.sum(1)
 
+    def document_length(self, length: Tensor | None = None) -> Tensor:
+        """(b t) int64: tokens that the token's document has at the end of the call, counting ``length`` (b) earlier ones of
+        the carried one (at a pad: unspecified)."""
+        t = self.ids.shape[1]
+        if not t:
+            return self.ids
+        # A document's last real token has its largest position: each token looks up the next real token of another id.
+        steps = torch.arange(t, device=self.ids.device)
+        big = torch.full_like(self.ids, torch.iinfo(torch.int64).max)
+        after = torch.where(self.real, self.ids, big).flip(1).cummin(1).values.flip(1)
+        after = torch.cat([after[:, 1:], big[:, :1]], dim=1)
+        ends = torch.where(self.real & (after != self.ids), steps, t - 1)
+        end = ends.flip(1).cummin(1).values.flip(1)
+        return self.positions(length).gather(1, end) + 1
+
     # -- views -------------------------------------------------------------------------------------------------------
 
     def narrow(self, start: int, stop: int) -> Segments:

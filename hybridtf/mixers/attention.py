@@ -7,6 +7,8 @@ Axes: b batch, t time, s keys, d d_model, h heads, g kv heads, k head_dim.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import torch
@@ -14,14 +16,19 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from hybridtf.core import (
+    BiasPosition,
     BuildContext,
     Component,
+    ConfigError,
     Context,
     Growing,
+    Law,
     NormConfig,
     ParamSpec,
+    Position,
     PositionConfig,
     Preset,
+    QueryKeyPosition,
     Ring,
     Segments,
     SequenceMixer,
@@ -50,6 +57,7 @@ class AttentionConfig(SequenceMixerConfig):
     window: int | None = Field(default=None, gt=0)
     """Tokens that a token sees, itself included. None: all before it."""
     position: Component[PositionConfig] = Field(default_factory=RopeConfig)
+    """Told on queries and keys (``rope``, ``xpos``), on scores (``alibi``), or nowhere (``none``)."""
     qk_norm: Component[NormConfig] | None = None
     """A norm of each head's queries and keys, before positions."""
     output_gate: bool = False
@@ -84,7 +92,7 @@ class Attention(SequenceMixer):
     """See :class:`AttentionConfig`. Its state is a ``Growing`` of keys and values, or a ``Ring`` with a window."""
 
     causal_only = False
-    takes = ("prefix_len",)
+    takes: tuple[str, ...] = ("prefix_len",)
 
     def __init__(self, config: AttentionConfig, ctx: BuildContext) -> None:
         super().__init__()
@@ -100,17 +108,22 @@ class Attention(SequenceMixer):
         self.gate_proj = nn.Linear(ctx.d_model, inner, bias=False, **ctx.factory) if config.output_gate else None
         self.out_proj = nn.Linear(inner, ctx.d_model, bias=config.out_bias, **ctx.factory)
         head = ctx.child("position", d_model=self.head_dim)
-        if type(config.position).site not in ("qk", "any"):
-            name, site = config.position.type_name(), type(config.position).site
-            raise head.error(f"{name!r} is of site {site!r}, not of queries and keys: give it to the stem")
-        self.position = config.position.build(head)
+        self._place(config.position.build_at(head, "qk", "bias"))
         self.q_norm = None if config.qk_norm is None else config.qk_norm.build(head)
         self.k_norm = None if config.qk_norm is None else config.qk_norm.build(head)
         self.sinks = nn.Parameter(torch.zeros(config.n_heads, **ctx.factory)) if config.sinks else None
-        self.cannot = {} if self.position is None else dict(self.position.cannot)
         if config.kernel == "flash":
             self.cannot["compile"] = "the flash kernel cuts documents out of a batch, and has to look where they are"
         self.attention = ctx.bind_kernel("attention", config.kernel, sizes=self._sizes(), features=self._features())
+
+    def _place(self, position: Position | None) -> None:
+        """Take a position, with what it asks of its user."""
+        self.position = position
+        self.cannot: dict[Law, str] = {} if position is None else dict(position.cannot)
+        if isinstance(position, QueryKeyPosition):
+            self.causal_only, self.uses_max_len = position.causal_only, position.uses_max_len
+            if position.causal_only:
+                self.takes = ()  # a prefix is seen both ways
 
     def _sizes(self) -> dict[str, int]:
         return {
@@ -121,6 +134,7 @@ class Attention(SequenceMixer):
         has = {
             "softcap": self.config.softcap is not None, "sinks": self.config.sinks, "window": self.config.window is not None,
             "dropout": self.config.dropout > 0, "non_causal": not self.causal,
+            "slopes": isinstance(self.position, BiasPosition),
         }
         return {name for name, on in has.items() if on}
 
@@ -134,7 +148,7 @@ class Attention(SequenceMixer):
         shapes = dict.fromkeys(("k", "v"), (self.n_kv_heads, self.head_dim))
         where: dict[str, Any] = {"dtype": self.attention.compute_dtype, "device": self.attention.device}
         if self.config.window is not None:
-            return Ring.empty(batch_size, shapes, window=self.config.window, **where)
+            return Ring.empty(batch_size, shapes, window=self.config.window, max_len=max_len, **where)
         return Growing.empty(batch_size, shapes, max_len=max_len, **where)
 
     def forward(
@@ -149,8 +163,8 @@ class Attention(SequenceMixer):
             x = x.masked_fill(~segments.real[..., None], 0)
             self._check_prefix(segments, leaf)
         positions = self._positions(x, segments, leaf)
-        q = self._heads(self.q_proj(x), self.q_norm, positions)
-        k = self._heads(self.k_proj(x), self.k_norm, positions)
+        q, k = self._heads(self.q_proj(x), self.q_norm), self._heads(self.k_proj(x), self.k_norm)
+        q, k = self._told(q, k, positions, segments, leaf)
         v = self.v_proj(x).unflatten(-1, (self.n_kv_heads, self.head_dim))
         if leaf is None:
             y = self._attend(q, k, v, *_own_mask(segments), segments)
@@ -170,17 +184,30 @@ class Attention(SequenceMixer):
         return steps if leaf is None else steps + leaf.length[:, None]
 
     def _check_prefix(self, segments: Segments, leaf: Growing | Ring | None) -> None:
+        if segments.prefix_len is not None and "prefix_len" not in self.takes:
+            raise ConfigError("a prefix is seen both ways, and the position of this attention allows only earlier keys")
         if segments.prefix_len is None or leaf is None or leaf.untouched or torch.compiler.is_compiling():
             return
         seen = torch.where(segments.ids == segments.carried[:, None], leaf.length[:, None], 0)
         if bool(((seen > 0) & (segments.prefix_len > seen)).any()):
             raise StateError("a prefix that is seen both ways must lie within one call: its first tokens are computed already")
 
-    def _heads(self, projected: Tensor, norm: nn.Module | None, positions: Tensor) -> Tensor:
+    def _heads(self, projected: Tensor, norm: nn.Module | None) -> Tensor:
         heads: Tensor = projected.unflatten(-1, (-1, self.head_dim))  # [b, t, h, k]
-        if norm is not None:
-            heads = norm(heads)
-        return heads if self.position is None else self.position(heads, positions)
+        return heads if norm is None else norm(heads)
+
+    def _told(
+        self, q: Tensor, k: Tensor, positions: Tensor, segments: Segments | None, leaf: Growing | Ring | None
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys with their positions told, by one table."""
+        if not isinstance(self.position, QueryKeyPosition):
+            return q, k
+        lengths = None
+        if self.position.uses_lengths and segments is not None:
+            lengths = segments.document_length(None if leaf is None else leaf.length)
+        max_len = None if leaf is None else leaf.max_len
+        table = self.position.table(positions, q.dtype, max_len=max_len, lengths=lengths)
+        return self.position(q, table), self.position(k, table)
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, ids: tuple[Tensor, Tensor] | None, pos: tuple[Tensor, Tensor] | None,
@@ -188,10 +215,18 @@ class Attention(SequenceMixer):
     ) -> Tensor:
         q_ids, k_ids = (None, None) if ids is None else ids
         q_pos, k_pos = (None, None) if pos is None else pos
+        slopes = self.position(q.shape[2], q.device) if isinstance(self.position, BiasPosition) else None
         mask = AttentionMask(
             causal=self.causal, window=self.config.window, q_ids=q_ids, k_ids=k_ids, q_pos=q_pos, k_pos=k_pos,
-            prefix_len=None if segments is None else segments.prefix_len, softcap=self.config.softcap, sinks=self.sinks,
+            prefix_len=None if segments is None else segments.prefix_len, softcap=self.config.softcap, slopes=slopes,
+            sinks=self.sinks,
         )
+        if isinstance(self.position, QueryKeyPosition) and (span := self.position.span(q.dtype)) is not None:
+            parts = [self._scored(*part) for part in _read_in_spans(self.position, q, k, v, mask, span)]
+            return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return self._scored(q, k, v, mask)
+
+    def _scored(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
         dropout = self.config.dropout if self.training else 0.0
         y: Tensor = self.attention(
             q, k.to(q.dtype), v.to(q.dtype), mask, scale=self.config.scale, dropout_p=dropout, n_tokens=q.shape[1]
@@ -249,6 +284,24 @@ def _own_mask(
     if segments is None:
         return None, None
     return (segments.ids, segments.ids), (segments.position, segments.position)
+
+
+def _read_in_spans(
+    position: QueryKeyPosition, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, span: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor, AttentionMask]]:
+    """Queries ``span`` at a time, with keys, values and mask, as scores are taken from them."""
+    t, s = q.shape[1], k.shape[1]
+    for start in range(0, max(t, 1), span):
+        stop, seen, part = min(start + span, t), s, mask
+        if mask.q_pos is None:
+            seen = s - t + stop  # without positions the queries are the last of the keys
+        elif t > span:
+            q_ids = None if mask.q_ids is None else mask.q_ids[:, start:stop]
+            part = replace(mask, q_ids=q_ids, q_pos=mask.q_pos[:, start:stop])
+        told, keys = position.read(
+            q[:, start:stop], k[:, :seen], q_pos=part.q_pos, k_pos=part.k_pos, q_ids=part.q_ids, k_ids=part.k_ids
+        )
+        yield told, keys, v[:, :seen], part
 
 
 PRESETS = (

@@ -47,11 +47,8 @@ class TokenEmbedding(Stem):
     def __init__(self, config: TokenEmbeddingConfig, ctx: BuildContext, vocab_size: int) -> None:
         super().__init__()
         self.scale = ctx.d_model**0.5 if config.scale == "sqrt_d_model" else config.scale
-        if type(config.position).site not in ("input", "any"):
-            name, site = config.position.type_name(), type(config.position).site
-            raise ctx.error(f"position {name!r} is of site {site!r}: give it to a mixer")
         self.embedding = nn.Embedding(vocab_size, ctx.d_model, **ctx.factory)
-        self.position = config.position.build(ctx.child("position"))
+        self.position = config.position.build_at(ctx.child("position"), "input")
         self.dropout = nn.Dropout(config.dropout)
 
     def tied_weight(self) -> Tensor:
@@ -60,7 +57,7 @@ class TokenEmbedding(Stem):
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         if self.position is None:
             return ()
-        return Fixed({}, torch.zeros(batch_size, dtype=torch.int64, device=self.embedding.weight.device))
+        return Fixed.empty(batch_size, {}, max_len=max_len, dtype=torch.int64, device=self.embedding.weight.device)
 
     def forward(
         self, inputs: Tensor, *, segments: Segments | None = None, state: State | None = None, keep: int = 0

@@ -18,15 +18,36 @@ from hybridtf.nn.norms import (
     RMSNormConfig,
     accumulation_dtype,
 )
-from hybridtf.nn.positions import LearnedPosition, LearnedPositionConfig, NoPositionConfig, Rope, RopeConfig
+from hybridtf.nn.positions import (
+    Alibi,
+    AlibiConfig,
+    DynamicNTKScaling,
+    LearnedPosition,
+    LearnedPositionConfig,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    NoPositionConfig,
+    NTKScaling,
+    Rope,
+    RopeConfig,
+    RopeScaling,
+    SinusoidalPosition,
+    SinusoidalPositionConfig,
+    XPos,
+    XPosConfig,
+    YarnScaling,
+)
 from hybridtf.nn.regularise import DropPath
 from hybridtf.nn.rg_lru import RGLRU
 from hybridtf.nn.short_conv import ShortConv
 
 __all__ = [
-    "RGLRU", "Activation", "DropPath", "GatedRMSNorm", "GroupNormConfig", "LayerNorm", "LayerNormConfig", "LearnedPosition",
-    "LearnedPositionConfig", "NoNorm", "NoNormConfig", "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig",
-    "ShortConv", "accumulation_dtype", "activation",
+    "RGLRU", "Activation", "Alibi", "AlibiConfig", "DropPath", "DynamicNTKScaling", "GatedRMSNorm", "GroupNormConfig",
+    "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig", "LinearScaling", "Llama3Scaling",
+    "LongRopeScaling", "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope",
+    "RopeConfig", "RopeScaling", "ShortConv", "SinusoidalPosition", "SinusoidalPositionConfig", "XPos", "XPosConfig",
+    "YarnScaling", "accumulation_dtype", "activation",
 ]
 
 
@@ -37,4 +58,11 @@ def hybridtf_norms() -> Sequence[type[ComponentConfig]]:
 
 @hookimpl
 def hybridtf_positions() -> Sequence[type[ComponentConfig]]:
-    return (NoPositionConfig, RopeConfig, LearnedPositionConfig)
+    return (
+        NoPositionConfig,
+        RopeConfig,
+        XPosConfig,
+        AlibiConfig,
+        LearnedPositionConfig,
+        SinusoidalPositionConfig,
+    )

@@ -191,10 +191,16 @@ def _plain_candidates(annotation: Any, now: Any) -> Iterator[Any]:
 
 
 def option_variants(config: ComponentConfig) -> Iterator[tuple[str, ComponentConfig]]:
-    """The config with one option at a time away from its default, by the option's name."""
+    """The config with one option at a time away from its default, by the option's name; a position becomes each other one,
+    since its site decides which of them fit."""
     cls = type(config)
     for name, info in cls.model_fields.items():
-        if name != "type":
+        now = getattr(config, name)
+        if isinstance(now, ComponentConfig) and now.kind == "positions":
+            for other, position in active()["positions"].configs().items():
+                if other != now.type_name():
+                    yield f"{name}-{other}", _with(cls, config, {name: position.tiny()})
+        elif name != "type":
             yield name, _with(cls, config, {name: _first_valid(cls, config, name, info)})
 
 

@@ -15,7 +15,7 @@ from hybridtf.core import Context, Segments, State, debug_states, leaves, reorde
 from hybridtf.testing.compare import close, close_rows, finite, gradients, probe_state
 from hybridtf.testing.errors import ContractError
 from hybridtf.testing.laws_time import join_losses, weight_like
-from hybridtf.testing.subject import Inputs, Outcome, Subject
+from hybridtf.testing.subject import Inputs, Outcome, Subject, max_len_counts
 
 GARBAGE = 1e4
 LAYOUTS: dict[str, list[str]] = {
@@ -97,13 +97,15 @@ def _row(state: State, row: int) -> State:
     return reorder(state, torch.tensor([row]))
 
 
-def _alone(subject: Subject, module: nn.Module, packed: Packed, row: int) -> Iterator[tuple[Tensor, Outcome]]:
+def _alone(
+    subject: Subject, module: nn.Module, packed: Packed, row: int, max_len: int | None
+) -> Iterator[tuple[Tensor, Outcome]]:
     """Each document of a row by itself, the first one on the incoming state where it continues that."""
     for i, document in enumerate(packed.documents(row)):
         columns, inputs = packed.alone(row, document)
-        state = subject.init_state(module, 1)
+        state = subject.init_state(module, 1, max_len)
         if i == 0 and packed.prefix is not None and bool(packed.continues[row]):
-            state, inputs = _row(_incoming(subject, module, packed), row), inputs.later()
+            state, inputs = _row(_incoming(subject, module, packed, max_len), row), inputs.later()
         yield columns, subject.call(module, inputs, state=state)
 
 
@@ -115,12 +117,12 @@ class Expected:
     finals: list[State]
 
 
-def _expect(subject: Subject, module: nn.Module, packed: Packed) -> Expected:
+def _expect(subject: Subject, module: nn.Module, packed: Packed, max_len: int | None = None) -> Expected:
     outs, finals = [], []
     for row in range(packed.ids.shape[0]):
-        found = list(_alone(subject, module, packed, row))
+        found = list(_alone(subject, module, packed, row, max_len))
         outs.append(found)
-        finals.append(found[-1][1].state if found else _row(_incoming(subject, module, packed), row))
+        finals.append(found[-1][1].state if found else _row(_incoming(subject, module, packed, max_len), row))
     return Expected(outs, finals)
 
 
@@ -128,6 +130,8 @@ def check_segment(subject: Subject) -> None:
     """Packed and padded documents: outputs, gradients, losses, final states and three later steps, as each alone."""
     module = subject.build()
     stateful = bool(leaves(subject.init_state(module, 1)))
+    # Who cannot be cut by its nature can still tell documents apart in one call.
+    cuts = not any("cut" in getattr(part, "cannot", {}) for part in module.modules())
     for name in LAYOUTS:
         for incoming in (False, True) if stateful and not subject.needs_context(module) else (False,):
             packed = _pack(subject, module, name, incoming)
@@ -135,9 +139,12 @@ def check_segment(subject: Subject) -> None:
             expected = _expect(subject, module, packed)
             what = f"segment law broken ({name}{', with an incoming state' if incoming else ''})"
             _check_graph(subject, module, packed, expected, what)
-            _check_pieces(subject, module, packed, expected, what)
+            if cuts:
+                _check_pieces(subject, module, packed, expected, what)
             with torch.no_grad(), debug_states():
                 for max_len in (None, 24):
+                    if max_len is not None and max_len_counts(module):
+                        expected = _expect(subject, module, packed, max_len)
                     _check_steps(subject, module, packed, expected, max_len, f"{what} under no_grad, max_len={max_len}")
 
 

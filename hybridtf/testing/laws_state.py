@@ -26,7 +26,7 @@ from hybridtf.core import (
 )
 from hybridtf.testing.compare import close, close_rows, storages
 from hybridtf.testing.errors import ContractError
-from hybridtf.testing.subject import Inputs, Subject, needs_state
+from hybridtf.testing.subject import Inputs, Subject, max_len_counts, needs_state
 
 
 def _prefill(subject: Subject, module: nn.Module, b: int, t: int, **options: Any) -> State:
@@ -197,10 +197,10 @@ def _cropped_call(
 
 
 def _truth(
-    subject: Subject, module: nn.Module, first: Inputs, inputs: Inputs, ids: Tensor, row: int, n: int
+    subject: Subject, module: nn.Module, first: Inputs, inputs: Inputs, ids: Tensor, row: int, n: int, max_len: int | None
 ) -> State:
     """The state of one row that never saw its last n real tokens."""
-    state, part = subject.init_state(module, 1), slice(row, row + 1)
+    state, part = subject.init_state(module, 1, max_len if max_len_counts(module) else None), slice(row, row + 1)
     if first.x.shape[1]:
         state = subject.call(module, first.rows(part), state=state).state
     columns = ids[row].nonzero()[:, 0]
@@ -218,20 +218,21 @@ def _crop(subject: Subject, module: nn.Module, ids: Tensor, prefix: int, max_len
         raise ContractError(f"{what}: a state made with keep={keep} refuses {n.tolist()} tokens: {error}") from error
     steps = subject.inputs(module, 4, 3, salt=6).later()
     for row in range(4):
-        want = _truth(subject, module, first, inputs, ids, row, int(n[row]))
+        want = _truth(subject, module, first, inputs, ids, row, int(n[row]), max_len)
         close_rows(cropped, row, want, 0, tol=1e-9, what=f"{what} of {int(n[row])} tokens: row {row}")
     got = _steps(subject, module, cropped, steps)
     for row in range(4):
-        want = _truth(subject, module, first, inputs, ids, row, int(n[row]))
+        want = _truth(subject, module, first, inputs, ids, row, int(n[row]), max_len)
         after = _steps(subject, module, want, steps.rows(slice(row, row + 1)))
         close(got[row], after[0], tol=1e-9, what=f"{what} of {int(n[row])} tokens: row {row}, later steps")
     for kept, too_many in ((keep, 5), (0, 1), (keep, prefix + 11)):
         first, inputs, state = _cropped_call(subject, module, ids, prefix, max_len, kept)
-        _refused_or_right(subject, module, first, inputs, ids, state, too_many, what)
+        _refused_or_right(subject, module, first, inputs, ids, state, too_many, max_len, what)
 
 
 def _refused_or_right(
-    subject: Subject, module: nn.Module, first: Inputs, inputs: Inputs, ids: Tensor, state: State, n: int, what: str
+    subject: Subject, module: nn.Module, first: Inputs, inputs: Inputs, ids: Tensor, state: State, n: int,
+    max_len: int | None, what: str,
 ) -> None:
     try:
         cropped = crop(state, n)
@@ -242,7 +243,7 @@ def _refused_or_right(
             raise ContractError(f"{what}: {n} tokens were cropped of a document that has fewer; raise StateError")
         if n > int((ids[row] > 0).sum()):
             continue
-        want = _truth(subject, module, first, inputs, ids, row, n)
+        want = _truth(subject, module, first, inputs, ids, row, n, max_len)
         close_rows(cropped, row, want, 0, tol=1e-9, what=f"{what} of {n} tokens neither refused nor right: row {row}")
 
 

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from hybridtf.core import ConfigError, Growing, State, debug_states, leaves
 from hybridtf.testing.compare import close, close_states, finite, gradients, probe_state
 from hybridtf.testing.errors import ContractError
-from hybridtf.testing.subject import TIMELESS, Inputs, Outcome, Subject
+from hybridtf.testing.subject import TIMELESS, Inputs, Outcome, Subject, max_len_counts
 
 LENGTH = 13
+ROOM = LENGTH + 3
+"""The ``max_len`` of states that are made with one."""
 CUTS: tuple[tuple[int, ...], ...] = (
     (LENGTH,), (1,) * LENGTH, (5, 8), (1, 12), (12, 1), (4, 0, 9), (3, 1, 1, 4, 2, 2), (2, 7, 3, 1),
 )
@@ -103,19 +105,32 @@ def check_cut(subject: Subject) -> None:
     plain = subject.call(module, inputs)
     close(whole.y, plain.y, tol=1e-9, what="a call with an empty state differs from one without a state")
     weight = weight_like(plain.y)
-    want = gradients(total_loss(whole, weight), [*inputs.watching(), *params])
+    wholes = {None: whole, ROOM: _whole_with_room(subject, module, inputs, whole)}
+    watched = [*inputs.watching(), *params]
+    want: dict[int | None, list[Tensor]] = {None: gradients(total_loss(whole, weight), watched)}
+    want[ROOM] = want[None] if wholes[ROOM] is whole else gradients(total_loss(wholes[ROOM], weight), watched)
     names = [f"input {i}" for i in range(len(inputs.watching()))] + [name for name, _ in module.named_parameters()]
-    for cut, max_len in [*((cut, None) for cut in CUTS), ((1,) * LENGTH, LENGTH + 3), ((5, 8), LENGTH + 3)]:
+    for cut, max_len in [*((cut, None) for cut in CUTS), ((1,) * LENGTH, ROOM), ((5, 8), ROOM)]:
         got, _ = run_pieces(subject, module, inputs, cut, subject.init_state(module, 2, max_len))
         what = f"cut law broken for pieces of {list(cut)} tokens{f', max_len={max_len}' if max_len else ''}"
-        _same_outcome(got, whole, what)
-        found = gradients(total_loss(got, weight), [*inputs.watching(), *params])
-        for name, a, b in zip(names, found, want, strict=True):
+        _same_outcome(got, wholes[max_len], what)
+        found = gradients(total_loss(got, weight), watched)
+        for name, a, b in zip(names, found, want[max_len], strict=True):
             close(a, b, tol=1e-9, what=f"{what}: gradient of {name}")
     with torch.no_grad(), debug_states():
-        for max_len in (None, LENGTH + 3):
+        for max_len, out in wholes.items():
             for cut in CUTS:
-                _cut_in_place(subject, module, inputs, cut, max_len, whole)
+                _cut_in_place(subject, module, inputs, cut, max_len, out)
+
+
+def _whole_with_room(subject: Subject, module: nn.Module, inputs: Inputs, whole: Outcome) -> Outcome:
+    """What calls on a state made with ``max_len`` are to give: the same, or, for a component that says so, something else."""
+    if not max_len_counts(module):
+        return whole
+    out = subject.call(module, inputs, state=subject.init_state(module, inputs.x.shape[0], ROOM))
+    if torch.equal(out.y, whole.y):
+        raise ContractError(f"declares uses_max_len, but gives the same with max_len={ROOM}: take the declaration out")
+    return out
 
 
 def _same_outcome(got: Outcome, want: Outcome, what: str) -> None:

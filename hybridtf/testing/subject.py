@@ -12,7 +12,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hybridtf.core import Block, BuildContext, ComponentConfig, Context, Segments, State, leaves
+from hybridtf.core import (
+    BiasPosition,
+    Block,
+    BuildContext,
+    ComponentConfig,
+    Context,
+    QueryKeyPosition,
+    Segments,
+    State,
+    leaves,
+)
 from hybridtf.core.contracts import Extras
 from hybridtf.testing.errors import ContractError, NotApplicableError
 
@@ -157,8 +167,8 @@ class Subject:
             vocab = int(getattr(self.config, "vocab_size", VOCAB))
             return Inputs(torch.randint(0, vocab, (b, t), generator=generator))
         if self.kind == "positions":
-            x = randn(b, t, 2, self.d_model) if module.site == "qk" else randn(b, t, self.d_model)
-            return Inputs(x, {"positions": torch.arange(t).expand(b, t)})
+            shapes = {"qk": (2, self.d_model), "bias": (6,), "input": (self.d_model,)}
+            return Inputs(randn(b, t, *shapes[str(module.site)]), {"positions": torch.arange(t).expand(b, t)})
         edges = {}
         for name, shape in self._edge_shapes(module).items():
             ids = torch.randint(0, VOCAB, (b, t), generator=generator)
@@ -193,7 +203,7 @@ class Subject:
     ) -> Outcome:
         """One call; checks the form of what comes back."""
         if self.kind in TIMELESS:
-            return Outcome(module(inputs.x, *inputs.edges.values()), state)
+            return Outcome(_timeless(module, inputs.x, *inputs.edges.values()), state)
         given: dict[str, Any] = {"segments": segments, "state": state, "keep": keep}
         if inputs.context is not None:
             given["context"] = inputs.context
@@ -215,6 +225,22 @@ class Subject:
         if state is not None and outcome.state is None:
             raise ContractError("returns no state although one was given")
         return outcome
+
+
+def _timeless(module: nn.Module, x: Tensor, *positions: Tensor) -> Tensor:
+    """A norm of x, or x with its positions told."""
+    if isinstance(module, QueryKeyPosition):
+        y: Tensor = module(x, module.table(positions[0], x.dtype))
+    elif isinstance(module, BiasPosition):  # x as the scores (b t h) of key 0
+        y = x - (module(x.shape[-1], x.device) * positions[0][..., None]).to(x.dtype)
+    else:
+        y = module(x, *positions)
+    return y
+
+
+def max_len_counts(module: nn.Module) -> bool:
+    """The component, or a part of it, says that it depends on the ``max_len`` of its state."""
+    return any(getattr(part, "uses_max_len", False) for part in module.modules())
 
 
 def _unpack(module: Any, out: Any) -> Outcome:

@@ -162,6 +162,21 @@ def test_from_positions_starts_a_document_at_each_zero() -> None:
     assert Segments.from_positions(torch.zeros(2, 0)).ids.shape == (2, 0)
 
 
+@pytest.mark.parametrize("seed", GRIDS)
+def test_document_length_counts_each_document_to_the_end_of_the_call(seed: int) -> None:
+    rows, continues = random_grid(seed)
+    ids = torch.tensor(rows, dtype=torch.int64)
+    segments = Segments.from_ids(ids, continues=torch.tensor(continues))
+    for length in (None, torch.arange(3, 3 + len(rows))):
+        got = segments.document_length(length)
+        assert got.shape == ids.shape
+        for r, row in enumerate(rows):
+            first = next((i for i in row if i), None)
+            for t, i in enumerate(row):
+                before = int(length[r]) if length is not None and continues[r] and i == first else 0
+                assert i == 0 or int(got[r, t]) == row.count(i) + before
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

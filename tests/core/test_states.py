@@ -16,6 +16,7 @@ from hybridtf.core import (
     Ring,
     Segments,
     StateError,
+    StateLeaf,
     crop,
     debug_states,
     detach,
@@ -225,6 +226,41 @@ def test_bytes_and_lengths_of_a_whole_state() -> None:
     assert state_lengths(()) is None
     with pytest.raises(StateError, match="disagree on its length"):
         state_lengths((Fixed({}, torch.tensor([1])), Fixed({}, torch.tensor([2]))))
+
+
+def _leaves_with_max_len() -> list[StateLeaf]:
+    shapes, where = {"x": ()}, {"max_len": 9, "dtype": F64, "device": "cpu"}
+    return [
+        Growing.empty(2, shapes, **where), Growing.empty(2, shapes, sparse=True, **where),
+        Ring.empty(2, shapes, window=3, **where), Fixed.empty(2, shapes, **where),
+    ]
+
+
+def _called(leaf: StateLeaf, keep: int = 0) -> StateLeaf:
+    x = torch.ones(2, 4, dtype=F64)
+    if isinstance(leaf, Growing):
+        return leaf.append({"x": x}, None, where=torch.ones(2, 4, dtype=torch.bool) if leaf.sparse else None)
+    if isinstance(leaf, Ring):
+        return leaf.push({"x": x}, None, keep=keep)
+    assert isinstance(leaf, Fixed)
+    past = {"x": torch.zeros(2, 2, dtype=F64)}
+    return leaf.advance({"x": x[:, 0]}, None, 4, past=past, past_length=torch.tensor([[2, 3], [2, 3]]))
+
+
+MOVES: dict[str, Any] = {
+    "call": _called, "call with keep": lambda leaf: _called(leaf, keep=2),
+    "reorder": lambda leaf: leaf.reorder(torch.tensor([1])), "clone": lambda leaf: leaf.clone(),
+    "snapshot": lambda leaf: leaf.snapshot().restore(), "detach": lambda leaf: leaf.detach(),
+    "to": lambda leaf: leaf.to("cpu"), "crop": lambda leaf: _called(leaf, keep=2).crop(1),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("grad", [True, False])
+def test_every_move_keeps_the_declared_length(move: str, grad: bool) -> None:
+    with torch.set_grad_enabled(grad):
+        for leaf in _leaves_with_max_len():
+            assert MOVES[move](leaf).max_len == 9
 
 
 def test_map_state_keeps_the_nesting() -> None:

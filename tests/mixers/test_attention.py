@@ -42,7 +42,8 @@ def by_hand(mixer, x):
     if mixer.q_norm is not None:
         q, k = mixer.q_norm(q), mixer.k_norm(k)
     if mixer.position is not None:
-        q, k = mixer.position(q, positions), mixer.position(k, positions)
+        table = mixer.position.table(positions, x.dtype)
+        q, k = mixer.position(q, table), mixer.position(k, table)
     rows = []
     for t in range(len(x)):
         out = []

@@ -235,10 +235,18 @@ def test_toml_syntax(file: Path, text: str, where: str, reason: str) -> None:
         ("model.blocks.m.mixer.n_headz=4",
          f"model.blocks.m.mixer.n_headz: unknown option. Did you mean 'n_heads'? Known: {MAMBA2}"),
         ("model.blocks.a.mixer.position.thta=1.0",
-         "model.blocks.a.mixer.position: needs type = one of learned, none, rope"),
+         "model.blocks.a.mixer.position: needs type = one of alibi, learned, none, rope, sinusoidal, xpos"),
         ("model.blocks.a.mixer.position={type = 'rope', thta = 1.0}",
          "model.blocks.a.mixer.position.thta: unknown option. Did you mean 'theta'? "
-         "Known: fraction, interleaved, theta"),
+         "Known: fraction, interleaved, scaling, theta"),
+        ("model.blocks.a.mixer.position={type = 'rope', scaling = {type = 'yarnn', factor = 2.0}}",
+         "model.blocks.a.mixer.position.scaling: no scaling of type 'yarnn'. Did you mean 'yarn'? "
+         "Known: dynamic_ntk, linear, llama3, longrope, ntk, yarn"),
+        ("model.blocks.a.mixer.position={type = 'rope', scaling = {type = 'linear', factor = 2.0, factr = 2.0}}",
+         "model.blocks.a.mixer.position.scaling.factr: unknown option. Did you mean 'factor'? Known: factor"),
+        ("model.blocks.a.mixer.position={type = 'rope', scaling = {factor = 2.0}}",
+         "model.blocks.a.mixer.position.scaling: needs type = one of "
+         "dynamic_ntk, linear, llama3, longrope, ntk, yarn"),
         ("model.blocks.m.mixer.type=mamba3",
          "model.blocks.m.mixer: no mixer named 'mamba3'. Did you mean 'mamba2'? "
          "Known: attention, flash_attention, full_attention, gqa, mamba2, mqa, sliding_attention"),

@@ -14,6 +14,7 @@ from hybridtf.core import (
     Edges,
     Extras,
     Fixed,
+    Growing,
     Kernel,
     Law,
     Norm,
@@ -30,6 +31,7 @@ from hybridtf.core import (
 )
 from hybridtf.testing.doubles import (
     CrossMixer,
+    DeclaredMixer,
     EdgesMixer,
     EmaConfig,
     EmaMixer,
@@ -330,6 +332,22 @@ class LiesAboutCompile(EmaMixer):
     cannot: Mapping[Law, str] = {"compile": "too clever"}
 
 
+class LiesAboutMaxLen(SumMixer):
+    uses_max_len = True
+
+
+class HidesMaxLen(DeclaredMixer):
+    uses_max_len = False
+
+
+class LosesMaxLen(DeclaredMixer):
+    def forward(self, x: Tensor, **options: Any) -> Any:
+        y, state = super().forward(x, **options)
+        if state is not None:
+            state = Growing(state.data, state.length, static=state.static)
+        return y, state
+
+
 # -- building --------------------------------------------------------------------------------------------------------
 
 
@@ -504,6 +522,9 @@ BROKEN: dict[str, tuple[str, str]] = {
     "SharesCopies": ("snapshot", "shares memory"),
     "LiesAboutCrop": ("crop", "declares that it cannot crop"),
     "LiesAboutCompile": ("compile", "declares that it cannot compile"),
+    "LiesAboutMaxLen": ("cut", "declares uses_max_len, but gives the same"),
+    "HidesMaxLen": ("cut", "max_len=16"),
+    "LosesMaxLen": ("cut", "cut law broken for pieces of [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1] tokens, max_len=16"),
     "UnusedParameter": ("gradients", "parameters without gradient: ['spare.weight', 'spare.bias']"),
     "GlobalRandom": ("init", "global generator"),
     "SameSeed": ("init", "do not depend on the seed: ['logit']"),

@@ -22,20 +22,21 @@ class Fixed(StateLeaf):
 
     def __init__(
         self, data: Mapping[str, Tensor], length: Tensor, past: Mapping[str, Tensor] | None = None,
-        past_length: Tensor | None = None, *, constant: Mapping[str, Tensor] | None = None,
+        past_length: Tensor | None = None, *, constant: Mapping[str, Tensor] | None = None, max_len: int | None = None,
     ) -> None:
-        super().__init__(data, length)
+        super().__init__(data, length, max_len=max_len)
         self.past = dict(past or {})
         self.past_length = past_length
         self.constant = dict(constant or {})
 
     @classmethod
     def empty(
-        cls, batch_size: int, shapes: Mapping[str, tuple[int, ...]], *, dtype: torch.dtype, device: torch.device | str
+        cls, batch_size: int, shapes: Mapping[str, tuple[int, ...]], *, max_len: int | None = None, dtype: torch.dtype,
+        device: torch.device | str,
     ) -> Fixed:
         """No tokens yet, all zero. ``shapes``: the shape of one row's tensor, by name."""
         data = {k: torch.zeros(batch_size, *shape, dtype=dtype, device=device) for k, shape in shapes.items()}
-        return cls(data, torch.zeros(batch_size, dtype=torch.int64, device=device))
+        return cls(data, torch.zeros(batch_size, dtype=torch.int64, device=device), max_len=max_len)
 
     def __getitem__(self, name: str) -> Tensor:
         data = self.data
@@ -50,7 +51,7 @@ class Fixed(StateLeaf):
     def _rebuild(self, fn: Callable[[Tensor], Tensor]) -> Self:
         past_length = None if self.past_length is None else fn(self.past_length)
         data, past, constant = ({k: fn(v) for k, v in part.items()} for part in (self.data, self.past, self.constant))
-        return type(self)(data, fn(self.length), past, past_length, constant=constant)
+        return type(self)(data, fn(self.length), past, past_length, constant=constant, max_len=self.max_len)
 
     def advance(
         self, data: Mapping[str, Tensor], segments: Segments | None, n_tokens: int, *,
@@ -61,7 +62,7 @@ class Fixed(StateLeaf):
         ``past`` and ``past_length``: snapshots, from an op that returns its states token by token; see the class.
         """
         length = advanced_length(self.length, segments, n_tokens)
-        new = Fixed(data, length, past, past_length, constant=self.constant)
+        new = Fixed(data, length, past, past_length, constant=self.constant, max_len=self.max_len)
         self._die(*data.values(), *self.constant.values())
         return new
 
@@ -100,6 +101,6 @@ class Fixed(StateLeaf):
         if kept is not None:
             slots = torch.arange(kept.shape[1], device=kept.device)
             kept = torch.where((n == 0)[:, None] | (slots < slot[:, None]), kept, -1)
-        new = type(self)(data, self.length - n, self.past, kept, constant=self.constant)
+        new = type(self)(data, self.length - n, self.past, kept, constant=self.constant, max_len=self.max_len)
         self._die(*data.values(), *self.past.values(), *self.constant.values())
         return new

@@ -25,9 +25,10 @@ class Growing(StateLeaf):
     """
 
     def __init__(
-        self, data: Mapping[str, Tensor], length: Tensor, *, static: bool = False, count: Tensor | None = None
+        self, data: Mapping[str, Tensor], length: Tensor, *, static: bool = False, count: Tensor | None = None,
+        max_len: int | None = None,
     ) -> None:
-        super().__init__(data, length)
+        super().__init__(data, length, max_len=max_len)
         self.static = static
         self._count = count
         self._own_buffers = True
@@ -43,7 +44,8 @@ class Growing(StateLeaf):
         length = torch.zeros(batch_size, dtype=torch.int64, device=device)
         if sparse:
             data["position"] = torch.zeros(batch_size, slots, dtype=torch.int64, device=device)
-        leaf = cls(data, length, static=max_len is not None, count=length.clone() if sparse else None)
+        count = length.clone() if sparse else None
+        leaf = cls(data, length, static=max_len is not None, count=count, max_len=max_len)
         leaf.untouched = True
         return leaf
 
@@ -67,7 +69,8 @@ class Growing(StateLeaf):
 
     def _rebuild(self, fn: Callable[[Tensor], Tensor]) -> Self:
         count = None if self._count is None else fn(self._count)
-        return type(self)({k: fn(v) for k, v in self.data.items()}, fn(self.length), static=self.static, count=count)
+        data = {k: fn(v) for k, v in self.data.items()}
+        return type(self)(data, fn(self.length), static=self.static, count=count, max_len=self.max_len)
 
     def crop_refusal(self, n: Tensor | int) -> str | None:
         n = per_row(n, self.length)
@@ -82,7 +85,7 @@ class Growing(StateLeaf):
         n = per_row(n, self.length)
         length, data = self.length - n, self.data
         count = None if self._count is None else (self.valid() & (self.positions() < length[:, None])).sum(1)
-        new = type(self)(data, length, static=self.static, count=count)
+        new = type(self)(data, length, static=self.static, count=count, max_len=self.max_len)
         self._die(*data.values())
         return new
 
@@ -121,7 +124,7 @@ class Growing(StateLeaf):
             data = self._rewrite(new, chosen, start, stop, capacity)
             if in_place:
                 data = {name: old.copy_(data[name]) for name, old in self.data.items()}
-        out = Growing(data, length, static=self.static, count=None if where is None else stop)
+        out = Growing(data, length, static=self.static, count=None if where is None else stop, max_len=self.max_len)
         self._die(*data.values())
         return out
 

@@ -40,9 +40,11 @@ class StateLeaf(ABC):
     _own_buffers: bool = False
     """The data were made by this class and belong to no parameter or caller: debug mode may poison them."""
 
-    def __init__(self, data: Mapping[str, Tensor], length: Tensor) -> None:
+    def __init__(self, data: Mapping[str, Tensor], length: Tensor, *, max_len: int | None = None) -> None:
         self._data: dict[str, Tensor] | None = dict(data)
         self._length = length
+        self.max_len = max_len
+        """What ``init_state`` was given: the length declared for the documents, which every move keeps. None: none was."""
 
     # -- reading -----------------------------------------------------------------------------------------------------
 

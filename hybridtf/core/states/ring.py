@@ -20,8 +20,10 @@ class Ring(StateLeaf):
     with ``keep`` leaves ``capacity >= window + keep`` slots, so that ``keep`` tokens can be cropped.
     """
 
-    def __init__(self, data: Mapping[str, Tensor], length: Tensor, *, window: int, oldest: Tensor) -> None:
-        super().__init__(data, length)
+    def __init__(
+        self, data: Mapping[str, Tensor], length: Tensor, *, window: int, oldest: Tensor, max_len: int | None = None
+    ) -> None:
+        super().__init__(data, length, max_len=max_len)
         self.window = window
         self.oldest = oldest
         self._own_buffers = True
@@ -29,12 +31,12 @@ class Ring(StateLeaf):
     @classmethod
     def empty(
         cls, batch_size: int, shapes: Mapping[str, tuple[int, ...]], *, window: int, keep: int = 0,
-        dtype: torch.dtype, device: torch.device | str,
+        max_len: int | None = None, dtype: torch.dtype, device: torch.device | str,
     ) -> Ring:
-        """No tokens yet, with ``window + keep`` slots. ``shapes``: the shape of one token's tensor, by name."""
+        """No tokens yet, with ``window + keep`` slots, whatever ``max_len``. ``shapes``: of one token's tensor, by name."""
         data = {k: torch.zeros(batch_size, window + keep, *s, dtype=dtype, device=device) for k, s in shapes.items()}
         length = torch.zeros(batch_size, dtype=torch.int64, device=device)
-        leaf = cls(data, length, window=window, oldest=length.clone())
+        leaf = cls(data, length, window=window, oldest=length.clone(), max_len=max_len)
         leaf.untouched = True
         return leaf
 
@@ -47,7 +49,8 @@ class Ring(StateLeaf):
         return sum(tokens * t.shape[2:].numel() * t.element_size() for t in self.data.values())
 
     def _rebuild(self, fn: Callable[[Tensor], Tensor]) -> Self:
-        return type(self)({k: fn(v) for k, v in self.data.items()}, fn(self.length), window=self.window, oldest=fn(self.oldest))
+        data = {k: fn(v) for k, v in self.data.items()}
+        return type(self)(data, fn(self.length), window=self.window, oldest=fn(self.oldest), max_len=self.max_len)
 
     def positions(self) -> Tensor:
         """(b s) int64: the position of the token in each slot; -1 where the slot holds none."""
@@ -75,7 +78,8 @@ class Ring(StateLeaf):
         refuse(self.crop_refusal(n))
         left = self.length - per_row(n, self.length)
         data = self.data
-        new = type(self)(data, left, window=self.window, oldest=torch.minimum(self.oldest, left))
+        oldest = torch.minimum(self.oldest, left)
+        new = type(self)(data, left, window=self.window, oldest=oldest, max_len=self.max_len)
         self._die(*data.values())
         return new
 
@@ -101,7 +105,7 @@ class Ring(StateLeaf):
             data = {k: torch.where(like(fresh, old), gather_rows(new[k].to(old.dtype), index), old) for k, old in data.items()}
             if not torch.is_grad_enabled() and not any(old.requires_grad for old in ring.data.values()):
                 data = {k: old.copy_(data[k]) for k, old in ring.data.items()}
-        out = Ring(data, length, window=self.window, oldest=oldest)
+        out = Ring(data, length, window=self.window, oldest=oldest, max_len=self.max_len)
         self._die(*data.values())
         return out
 
@@ -113,4 +117,4 @@ class Ring(StateLeaf):
         for name, old in self.data.items():
             value = gather_rows(old, index)
             data[name] = torch.where(like(held, value), value, torch.zeros_like(value))
-        return Ring(data, self.length, window=self.window, oldest=self.oldest)
+        return Ring(data, self.length, window=self.window, oldest=self.oldest, max_len=self.max_len)

@@ -2,6 +2,7 @@
 
 ``double_ema``       Fixed state, an op with two kernels, ``keep``
 ``double_sum``       Growing state
+``double_declared``  the same, and numbers that depend on the ``max_len`` of the state
 ``double_window``    Ring state
 ``double_pool``      sparse Growing state: one entry a block, and a partial block
 ``double_cross``     Context
@@ -15,7 +16,14 @@
 
 from hybridtf.core import Registries
 from hybridtf.ops import short_conv
-from hybridtf.testing.doubles.cached import SumConfig, SumMixer, WindowConfig, WindowMixer
+from hybridtf.testing.doubles.cached import (
+    DeclaredConfig,
+    DeclaredMixer,
+    SumConfig,
+    SumMixer,
+    WindowConfig,
+    WindowMixer,
+)
 from hybridtf.testing.doubles.crossing import CrossConfig, CrossMixer
 from hybridtf.testing.doubles.layers import DoubleBlock, DoubleBlockConfig, ShiftConfig, ShiftMixer
 from hybridtf.testing.doubles.pooled import PoolConfig, PoolMixer
@@ -23,7 +31,8 @@ from hybridtf.testing.doubles.recurrent import KERNELS, EmaConfig, EmaMixer, ema
 from hybridtf.testing.doubles.stateless import EdgesConfig, EdgesMixer, MeshConfig, MeshMixer
 
 CONFIGS = (
-    EmaConfig, SumConfig, WindowConfig, PoolConfig, CrossConfig, EdgesConfig, MeshConfig, ShiftConfig, DoubleBlockConfig,
+    EmaConfig, SumConfig, DeclaredConfig, WindowConfig, PoolConfig, CrossConfig, EdgesConfig, MeshConfig, ShiftConfig,
+    DoubleBlockConfig,
 )
 
 
@@ -38,7 +47,8 @@ def registries() -> Registries:
 
 
 __all__ = [
-    "CONFIGS", "KERNELS", "CrossConfig", "CrossMixer", "DoubleBlock", "DoubleBlockConfig", "EdgesConfig", "EdgesMixer",
-    "EmaConfig", "EmaMixer", "MeshConfig", "MeshMixer", "PoolConfig", "PoolMixer", "ShiftConfig", "ShiftMixer",
-    "SumConfig", "SumMixer", "WindowConfig", "WindowMixer", "ema_matrix", "ema_reference", "registries",
+    "CONFIGS", "KERNELS", "CrossConfig", "CrossMixer", "DeclaredConfig", "DeclaredMixer", "DoubleBlock",
+    "DoubleBlockConfig", "EdgesConfig", "EdgesMixer", "EmaConfig", "EmaMixer", "MeshConfig", "MeshMixer", "PoolConfig",
+    "PoolMixer", "ShiftConfig", "ShiftMixer", "SumConfig", "SumMixer", "WindowConfig", "WindowMixer", "ema_matrix",
+    "ema_reference", "registries",
 ]

@@ -73,6 +73,37 @@ class SumMixer(SequenceMixer):
         return self.out_proj(torch.bmm(weight, values) * self.gate_proj(x).sigmoid()), state
 
 
+class DeclaredConfig(SequenceMixerConfig):
+    """The gated mean of everything seen, over the square root of the declared length."""
+
+    type: Literal["double_declared"] = "double_declared"
+
+    @classmethod
+    def tiny(cls) -> Self:
+        return cls()
+
+    def build(self, ctx: BuildContext) -> DeclaredMixer:
+        return DeclaredMixer(ctx)
+
+
+class DeclaredMixer(SumMixer):
+    """See :class:`DeclaredConfig`. The length is the ``max_len`` of the state, else the model's ``max_seq_len``."""
+
+    uses_max_len = True
+
+    def __init__(self, ctx: BuildContext) -> None:
+        super().__init__(ctx)
+        self.max_seq_len = ctx.max_seq_len
+
+    def forward(
+        self, x: Tensor, *, segments: Segments | None = None, state: State | None = None,
+        context: Context | None = None, keep: int = 0,
+    ) -> tuple[Tensor, State | None]:
+        declared = self.max_seq_len if state is None or state.max_len is None else state.max_len
+        y, state = super().forward(x, segments=segments, state=state, context=context, keep=keep)
+        return y * declared**-0.5, state
+
+
 class WindowConfig(SequenceMixerConfig):
     """The mean of the last ``window`` tokens."""
 

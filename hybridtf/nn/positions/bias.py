@@ -1,0 +1,49 @@
+"""ALiBi: attention scores fall linearly with distance (https://arxiv.org/abs/2108.12409)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hybridtf.core import BiasPosition, BuildContext, PositionConfig, Site
+
+
+class AlibiConfig(PositionConfig):
+    """A score of head h loses ``slope_h * |distance|``; in a stack that is not causal it does so both ways.
+
+    Slopes of n heads are 2^(-max_bias (h + 1) / n) where n is a power of two. Otherwise they are those of the next smaller
+    power c, and then every second of those of 2 c, as in the paper's code.
+    """
+
+    type: Literal["alibi"] = "alibi"
+    site: ClassVar[Site] = "bias"
+    max_bias: float = Field(default=8.0, gt=0)
+    """Minus the binary logarithm of the last head's slope."""
+
+    @classmethod
+    def tiny(cls) -> Self:
+        return cls()
+
+    def build(self, ctx: BuildContext) -> Alibi:
+        return Alibi(self.max_bias)
+
+
+class Alibi(BiasPosition):
+    """See :class:`AlibiConfig`."""
+
+    def __init__(self, max_bias: float) -> None:
+        super().__init__()
+        self.max_bias = max_bias
+
+    def forward(self, n_heads: int, device: torch.device) -> Tensor:
+        # Made on the device, by few small steps: nothing to copy there, and nothing kept that a cast could round.
+        power = 1 << (n_heads.bit_length() - 1)
+        first = torch.arange(1, power + 1, device=device, dtype=torch.float32)
+        more = torch.arange(n_heads - power, device=device, dtype=torch.float32) + 0.5
+        return 2.0 ** (torch.cat([first, more]) * (-self.max_bias / power))
+
+    def extra_repr(self) -> str:
+        return f"max_bias={self.max_bias}"
