@@ -16,6 +16,8 @@ from hybridtf.models import LanguageModel, LanguageModelConfig
 VOCAB, D_MODEL, D_FF = 97, 32, 44
 SPECIAL = {"vocab_size": VOCAB, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 FIRST_PLAIN_ID = 3
+EPS = 3e-4
+"""Of the norms: no default, and large enough to be seen."""
 
 Rules = tuple[tuple[str, str], ...]
 
@@ -47,12 +49,16 @@ class Case:
     """How experts are stored: (e out in) with gate before up, or (e in out) with gate and up in turn."""
     head: dict[str, Any] = field(default_factory=dict)
 
-    def language_model(self) -> LanguageModelConfig:
-        head = {"type": "lm_head", "tied": self.config.tie_word_embeddings, **self.head}
-        return LanguageModelConfig(vocab_size=VOCAB, d_model=D_MODEL, head=head, **self.ours)
+    def head_table(self) -> dict[str, Any]:
+        return {"type": "lm_head", "tied": self.config.tie_word_embeddings, **self.head}
 
-    def build(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> LanguageModel:
-        return self.language_model().build(BuildContext(d_model=D_MODEL, param_dtype=dtype, seed=seed)).eval()
+    def language_model(self) -> LanguageModelConfig:
+        return LanguageModelConfig(vocab_size=VOCAB, d_model=D_MODEL, head=self.head_table(), **self.ours)
+
+    def build(self, config: LanguageModelConfig | None = None, dtype: torch.dtype = torch.float64) -> LanguageModel:
+        """The model of this case, or of another config."""
+        config = config or self.language_model()
+        return config.build(BuildContext(d_model=D_MODEL, param_dtype=dtype)).eval()
 
     def translated(self, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
         """Tensors (weights, or their gradients) under our names and in our layout."""

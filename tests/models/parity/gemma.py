@@ -7,9 +7,9 @@ from typing import Any
 import torch
 import transformers
 
-from tests.models.parity.case import COMMON, D_FF, D_MODEL, SPECIAL, Case
+from tests.models.parity.case import COMMON, D_FF, D_MODEL, EPS, SPECIAL, Case
 
-NORM = {"type": "rms_norm", "eps": 1e-6, "unit_offset": True}
+NORM = {"type": "rms_norm", "eps": EPS, "unit_offset": True}
 SANDWICH_RULES = (
     *COMMON, (r"\.post_attention_layernorm\.", ".mixer_post_norm."), (r"\.pre_feedforward_layernorm\.", ".channel_norm."),
     (r"\.post_feedforward_layernorm\.", ".channel_post_norm."),
@@ -22,7 +22,8 @@ GRIFFIN_RULES = (
 )
 SIZES = {
     "hidden_size": D_MODEL, "intermediate_size": D_FF, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12,
-    "query_pre_attn_scalar": 7, "sliding_window": 6, **SPECIAL,
+    "query_pre_attn_scalar": 7, "sliding_window": 6, "rms_norm_eps": EPS,
+    **SPECIAL,
 }
 ATTENTION = {"type": "gqa", "n_heads": 4, "n_kv_heads": 2, "head_dim": 12, "scale": 7**-0.5}
 GEGLU = {"type": "glu", "d_ff": D_FF, "activation": "gelu_tanh"}
@@ -71,7 +72,7 @@ def recurrent_gemma(d_rnn: int | None = None, n_kv_heads: int = 1, bias: bool = 
     config = transformers.RecurrentGemmaConfig(
         hidden_size=D_MODEL, num_hidden_layers=6, intermediate_size=2 * D_FF, num_attention_heads=4,
         num_key_value_heads=n_kv_heads, lru_width=d_rnn, attention_window_size=7, conv1d_width=4, logits_soft_cap=6.0,
-        attention_bias=bias, **SPECIAL,
+        attention_bias=bias, rms_norm_eps=EPS, **SPECIAL,
     )
     mixer: dict[str, Any] = {"type": "griffin_recurrent", "n_heads": 4}
     if d_rnn is not None:

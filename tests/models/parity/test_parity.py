@@ -2,74 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import tomllib
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hybridtf.core import Segments
-from hybridtf.models import LanguageModel
-from hybridtf.models.weights import assign_weights, canonical_tensors, load_weights, save_weights
+from hybridtf.core import BuildContext, Segments
+from hybridtf.models.weights import canonical_tensors, load_weights, save_weights
+from hybridtf.recipe import parse_recipe, to_toml
 
 pytest.importorskip("transformers", reason="parity needs transformers")
-from tests.models.parity import decoders, gemma, scans  # noqa: E402
-from tests.models.parity.case import FIRST_PLAIN_ID, VOCAB, Case  # noqa: E402
-from tests.models.parity.reference import logits_of, reference  # noqa: E402
+from tests.models.parity.cases import LONG, SHORT, ids  # noqa: E402
+from tests.models.parity.reference import logits_of  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns about kernels it does not find
-
-CASES = {
-    "llama": lambda: decoders.llama(),
-    "mixtral": lambda: decoders.mixtral(),
-    "gpt_oss": lambda: decoders.gpt_oss(),
-    "gemma2": lambda: gemma.gemma2(),
-    "gemma3": lambda: gemma.gemma3(),
-    "gemma3 with stretched positions": lambda: gemma.gemma3(factor=4.0),
-    "recurrent_gemma": lambda: gemma.recurrent_gemma(),
-    "recurrent_gemma of another width": lambda: gemma.recurrent_gemma(d_rnn=40, n_kv_heads=2, bias=True),
-    "mamba": lambda: scans.mamba(),
-    "mamba with projection bias": lambda: scans.mamba(bias=True),
-    "falcon_mamba": lambda: scans.mamba(norms=True),
-    "mamba2": lambda: scans.mamba2(),
-    "mamba2 with projection bias": lambda: scans.mamba2(bias=True),
-    "mamba2 with clamped steps": lambda: scans.mamba2(clamp=(0.1, 0.4)),
-    "bamba": lambda: scans.bamba(),
-    "bamba with biases": lambda: scans.bamba(bias=True),
-    "jamba": lambda: scans.jamba(),
-    "jamba with biases": lambda: scans.jamba(bias=True),
-}
-SHORT, LONG = 5, 19
-"""Tokens of the two documents; the longer one is longer than any window, and than two chunks of a scan."""
-
-
-def ids(n_rows: int, n_tokens: int, seed: int) -> Tensor:
-    return torch.randint(FIRST_PLAIN_ID, VOCAB, (n_rows, n_tokens), generator=torch.Generator().manual_seed(seed))
-
-
-@dataclass(frozen=True)
-class Pair:
-    case: Case
-    theirs: nn.Module
-    model: LanguageModel
-    short: Tensor
-    long: Tensor
-    want_short: Tensor
-    want_long: Tensor
-
-
-@pytest.fixture(scope="module", params=list(CASES))
-def pair(request) -> Pair:
-    """Both models, two documents, and the reference's logits of each alone."""
-    case = CASES[request.param]()
-    theirs = reference(case.model, case.config, unit_offset=case.unit_offset)
-    model = case.build()
-    assign_weights(model, case.translated(theirs.named_parameters()), where="the reference")
-    short, long = ids(1, SHORT, 1), ids(1, LONG, 2)
-    with torch.no_grad():
-        want_short, want_long = logits_of(theirs, short)[0], logits_of(theirs, long)[0]
-    assert want_long.dtype == torch.float64
-    return Pair(case, theirs, model, short, long, want_short, want_long)
 
 
 def assert_same(got: Tensor, want: Tensor) -> None:
@@ -147,9 +94,12 @@ def test_decoding_after_a_left_padded_prompt(pair):
 
 @torch.no_grad()
 def test_saved_and_loaded(pair, tmp_path):
-    """Another start, the same file: the same bits."""
+    """The recipe as text and the weights as a file, on a model that started otherwise: the same bits."""
     save_weights(pair.model, tmp_path / "model.safetensors")
-    other = pair.case.build(seed=1)
-    assert not torch.equal(other(pair.long).logits, pair.model(pair.long).logits)
+    text = to_toml({"model": pair.case.language_model().to_dict()})
+    config = parse_recipe(tomllib.loads(text)).model
+    other = config.build(BuildContext(d_model=config.d_model, param_dtype=torch.float64, seed=1)).eval()
+    want = pair.model(pair.long).logits
+    assert not torch.equal(other(pair.long).logits, want)
     load_weights(other, tmp_path / "model.safetensors")
-    assert torch.equal(other(pair.long).logits, pair.model(pair.long).logits)
+    assert torch.equal(other(pair.long).logits, want)
