@@ -8,12 +8,16 @@ from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
 from hybridtf.mixers import attention
 from hybridtf.mixers.attention import Attention, AttentionConfig
+from hybridtf.mixers.linear_attention import LinearAttention, LinearAttentionConfig
+from hybridtf.mixers.mamba import Mamba, MambaConfig
 from hybridtf.mixers.mamba2 import Mamba2, Mamba2Config
 from hybridtf.mixers.rg_lru import GriffinRecurrent, GriffinRecurrentConfig, RGLRUConfig, RGLRUMixer
+from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfig, RNNConfig
 
 __all__ = [
-    "Attention", "AttentionConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "Mamba2", "Mamba2Config", "RGLRUConfig",
-    "RGLRUMixer",
+    "Attention", "AttentionConfig", "GRUConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "LSTMConfig",
+    "LinearAttention", "LinearAttentionConfig", "Mamba", "Mamba2", "Mamba2Config", "MambaConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig",
+    "Recurrent", "RecurrentConfig",
 ]
 
 
@@ -21,7 +25,12 @@ __all__ = [
 def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
     return (
         AttentionConfig, *attention.PRESETS,
+        MambaConfig,
         Mamba2Config,
         RGLRUConfig,
         GriffinRecurrentConfig,
+        LinearAttentionConfig,
+        RNNConfig,
+        LSTMConfig,
+        GRUConfig,
     )

@@ -38,7 +38,7 @@ from hybridtf.core import (
     init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import RopeConfig
+from hybridtf.nn import RopeConfig, token_positions, told
 from hybridtf.ops.attention import AttentionMask
 
 
@@ -162,9 +162,9 @@ class Attention(SequenceMixer):
             # Weights are 0 at pads, but 0 times what lies there must be 0 too.
             x = x.masked_fill(~segments.real[..., None], 0)
             self._check_prefix(segments, leaf)
-        positions = self._positions(x, segments, leaf)
+        positions = token_positions(x, segments, leaf)
         q, k = self._heads(self.q_proj(x), self.q_norm), self._heads(self.k_proj(x), self.k_norm)
-        q, k = self._told(q, k, positions, segments, leaf)
+        q, k = told(self.position, q, k, positions, segments, leaf)
         v = self.v_proj(x).unflatten(-1, (self.n_kv_heads, self.head_dim))
         if leaf is None:
             y = self._attend(q, k, v, *_own_mask(segments), segments)
@@ -176,12 +176,6 @@ class Attention(SequenceMixer):
         if self.gate_proj is not None:
             y = y * torch.sigmoid(self.gate_proj(x))
         return self.out_proj(y), state
-
-    def _positions(self, x: Tensor, segments: Segments | None, leaf: Growing | Ring | None) -> Tensor:
-        if segments is not None:
-            return segments.positions(None if leaf is None else leaf.length)
-        steps = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
-        return steps if leaf is None else steps + leaf.length[:, None]
 
     def _check_prefix(self, segments: Segments, leaf: Growing | Ring | None) -> None:
         if segments.prefix_len is not None and "prefix_len" not in self.takes:
@@ -195,19 +189,6 @@ class Attention(SequenceMixer):
     def _heads(self, projected: Tensor, norm: nn.Module | None) -> Tensor:
         heads: Tensor = projected.unflatten(-1, (-1, self.head_dim))  # [b, t, h, k]
         return heads if norm is None else norm(heads)
-
-    def _told(
-        self, q: Tensor, k: Tensor, positions: Tensor, segments: Segments | None, leaf: Growing | Ring | None
-    ) -> tuple[Tensor, Tensor]:
-        """Queries and keys with their positions told, by one table."""
-        if not isinstance(self.position, QueryKeyPosition):
-            return q, k
-        lengths = None
-        if self.position.uses_lengths and segments is not None:
-            lengths = segments.document_length(None if leaf is None else leaf.length)
-        max_len = None if leaf is None else leaf.max_len
-        table = self.position.table(positions, q.dtype, max_len=max_len, lengths=lengths)
-        return self.position(q, table), self.position(k, table)
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, ids: tuple[Tensor, Tensor] | None, pos: tuple[Tensor, Tensor] | None,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 from hybridtf.nn.activations import Activation, activation
+from hybridtf.nn.feature_maps import FEATURE_MAPS, FeatureMap
 from hybridtf.nn.norms import (
     GatedRMSNorm,
     GroupNormConfig,
@@ -37,17 +38,50 @@ from hybridtf.nn.positions import (
     XPos,
     XPosConfig,
     YarnScaling,
+    token_positions,
+    told,
 )
 from hybridtf.nn.regularise import DropPath
 from hybridtf.nn.rg_lru import RGLRU
 from hybridtf.nn.short_conv import ShortConv
 
 __all__ = [
-    "RGLRU", "Activation", "Alibi", "AlibiConfig", "DropPath", "DynamicNTKScaling", "GatedRMSNorm", "GroupNormConfig",
-    "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig", "LinearScaling", "Llama3Scaling",
-    "LongRopeScaling", "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope",
-    "RopeConfig", "RopeScaling", "ShortConv", "SinusoidalPosition", "SinusoidalPositionConfig", "XPos", "XPosConfig",
-    "YarnScaling", "accumulation_dtype", "activation",
+    "FEATURE_MAPS",
+    "RGLRU",
+    "Activation",
+    "Alibi",
+    "AlibiConfig",
+    "DropPath",
+    "DynamicNTKScaling",
+    "FeatureMap",
+    "GatedRMSNorm",
+    "GroupNormConfig",
+    "LayerNorm",
+    "LayerNormConfig",
+    "LearnedPosition",
+    "LearnedPositionConfig",
+    "LinearScaling",
+    "Llama3Scaling",
+    "LongRopeScaling",
+    "NTKScaling",
+    "NoNorm",
+    "NoNormConfig",
+    "NoPositionConfig",
+    "RMSNorm",
+    "RMSNormConfig",
+    "Rope",
+    "RopeConfig",
+    "RopeScaling",
+    "ShortConv",
+    "SinusoidalPosition",
+    "SinusoidalPositionConfig",
+    "XPos",
+    "XPosConfig",
+    "YarnScaling",
+    "accumulation_dtype",
+    "activation",
+    "token_positions",
+    "told",
 ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hybridtf.core import Kernel
 from hybridtf.hookspecs import hookimpl
-from hybridtf.ops import attention, linear_scan, short_conv, ssd
+from hybridtf.ops import attention, linear_scan, rnn, selective_scan, short_conv, ssd
 
 
 @hookimpl
@@ -14,6 +14,8 @@ def hybridtf_kernels() -> Sequence[Kernel]:
     return (
         *attention.KERNELS,
         *linear_scan.KERNELS,
+        *rnn.KERNELS,
+        *selective_scan.KERNELS,
         *short_conv.KERNELS,
         *ssd.KERNELS,
     )

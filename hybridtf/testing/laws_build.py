@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
-from hybridtf.core import StateLeaf, init_parameters, leaves
+from hybridtf.core import StateLeaf, init_parameters, leaves, param_specs
 from hybridtf.testing.compare import close, gradients, storages
 from hybridtf.testing.errors import ContractError, NotApplicableError
 from hybridtf.testing.laws_time import total_loss, weight_like
@@ -54,10 +54,17 @@ def check_init(subject: Subject) -> None:
         if not torch.equal(one[name].to(torch.bfloat16), low[name]):
             raise ContractError(f"{name} starts with other values in bfloat16 than in float64: use param_specs()")
     other = _values(subject.build_plain(seed=subject.seed + 1))
-    drawn = [name for name in params if one[name].numel() > 1 and float(one[name].detach().std()) > 0]
+    specs = param_specs(subject.build_plain())
+    varied = [name for name in params if one[name].numel() > 1 and float(one[name].detach().std()) > 0]
+    drawn = [name for name in varied if specs[name].drawn]
+    unlike = [name for name in params if not specs[name].drawn and not torch.equal(one[name], other[name])]
+    if unlike:
+        raise ContractError(f"start values depend on the seed although declared as not drawn: {sorted(unlike)}")
     same = [name for name in drawn if torch.equal(one[name], other[name])]
     if same:
-        raise ContractError(f"start values do not depend on the seed: {sorted(same)}; draw from the generator given")
+        raise ContractError(
+            f"start values do not depend on the seed: {sorted(same)}; draw from the generator given, or declare drawn=False"
+        )
     pairs = [(a, b) for a in drawn for b in drawn if a < b and one[a].shape == one[b].shape]
     twins = [(a, b) for a, b in pairs if torch.equal(one[a], one[b])]
     if twins:

@@ -152,3 +152,18 @@ def test_a_parameter_without_a_role_is_refused() -> None:
 def test_softplus_inverse_is_exact_for_small_steps() -> None:
     fill = init.softplus_inverse_log_uniform(1e-4, 1e-4, 0.0)
     assert math.log1p(math.exp(draw(fill, 1).double().item())) == pytest.approx(1e-4, rel=1e-4)
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("width", [1, 5])
+def test_orthogonal_blocks(blocks: int, width: int) -> None:
+    value = torch.zeros(blocks * width, width)
+    init.orthogonal(blocks)(value, torch.Generator().manual_seed(3))
+    parts = value.chunk(blocks)
+    for part in parts:
+        torch.testing.assert_close(part @ part.T, torch.eye(width), rtol=0, atol=1e-6)
+    if width > 1:
+        assert all(not torch.equal(parts[0], other) for other in parts[1:])
+    before = torch.random.get_rng_state()
+    init.orthogonal(blocks)(value, torch.Generator().manual_seed(3))
+    assert torch.equal(before, torch.random.get_rng_state())

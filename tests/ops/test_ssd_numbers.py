@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hybridtf.core.segments import Segments
 from hybridtf.ops.ssd import ssd_chunked, ssd_reference, ssd_summary
 from hybridtf.ops.ssd.passes import backward, forward
 from hybridtf.ops.ssd.spans import Call
+from tests.ops.live_bytes import Peak
 from tests.ops.ssd_cases import Inputs, assert_same, call, grads, inputs, random_segments
 
 
@@ -120,25 +119,6 @@ def test_compiles_whole(packed: bool, t: int) -> None:
     compiled = torch.compile(ssd_chunked, backend="eager", fullgraph=True)
     assert_same(x, call(compiled, x, segments=segments, chunk_size=16), call(ssd_reference, x, segments=segments))
     assert ssd_summary(*x[1:4])[1].equal(torch.compile(ssd_summary, backend="eager", fullgraph=True)(*x[1:4])[1])
-
-
-class Peak(TorchDispatchMode):
-    """Live bytes of what is made inside, at the most, and the number of calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live, self.most, self.calls, self.seen = 0, 0, 0, {}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        self.calls += 1
-        for x in torch.utils._pytree.tree_leaves(out):
-            if isinstance(x, Tensor):
-                storage = x.untyped_storage()
-                self.seen[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
-        self.seen = {p: (ref, n) for p, (ref, n) in self.seen.items() if not ref.expired()}
-        self.most = max(self.most, sum(n for _, n in self.seen.values()))
-        return out
 
 
 def peak(t: int) -> Peak:

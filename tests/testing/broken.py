@@ -372,6 +372,13 @@ class SameSeed(EmaMixer):
         return {"logit": ParamSpec("state", fill)}
 
 
+class DrawsSecretly(EmaMixer):
+    """Says that its start is a pattern, and draws it."""
+
+    def param_specs(self) -> dict[str, ParamSpec]:
+        return {"logit": ParamSpec("state", init.normal(1.0), drawn=False)}
+
+
 class OnTheCPU(EmaMixer):
     """Makes a parameter without asking where."""
 
@@ -528,6 +535,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     "UnusedParameter": ("gradients", "parameters without gradient: ['spare.weight', 'spare.bias']"),
     "GlobalRandom": ("init", "global generator"),
     "SameSeed": ("init", "do not depend on the seed: ['logit']"),
+    "DrawsSecretly": ("init", "depend on the seed although declared as not drawn: ['logit']"),
     "OnTheCPU": ("meta", "out_proj.weight"),
     "LostBuffer": ("meta", "table"),
     "HasLambda": ("copies", "no lambda"),

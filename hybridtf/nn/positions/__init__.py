@@ -19,10 +19,30 @@ from hybridtf.nn.positions.scaling import (
     YarnScaling,
 )
 from hybridtf.nn.positions.sinusoidal import SinusoidalPosition, SinusoidalPositionConfig
+from hybridtf.nn.positions.told import token_positions, told
 from hybridtf.nn.positions.xpos import XPos, XPosConfig
 
 __all__ = [
-    "SCALINGS", "Alibi", "AlibiConfig", "DynamicNTKScaling", "LearnedPosition", "LearnedPositionConfig", "LinearScaling",
-    "Llama3Scaling", "LongRopeScaling", "NTKScaling", "NoPositionConfig", "Rope", "RopeConfig", "RopeScaling", "Rotation",
-    "SinusoidalPosition", "SinusoidalPositionConfig", "XPos", "XPosConfig", "YarnScaling",
+    "SCALINGS",
+    "Alibi",
+    "AlibiConfig",
+    "DynamicNTKScaling",
+    "LearnedPosition",
+    "LearnedPositionConfig",
+    "LinearScaling",
+    "Llama3Scaling",
+    "LongRopeScaling",
+    "NTKScaling",
+    "NoPositionConfig",
+    "Rope",
+    "RopeConfig",
+    "RopeScaling",
+    "Rotation",
+    "SinusoidalPosition",
+    "SinusoidalPositionConfig",
+    "XPos",
+    "XPosConfig",
+    "YarnScaling",
+    "token_positions",
+    "told",
 ]

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.short_conv.shapes import check, mask_pads, start_state, sum_dtype
+from hybridtf.ops.documents import mask_pads
+from hybridtf.ops.short_conv.shapes import check, start_state, sum_dtype
 
 
 def short_conv_reference(

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hybridtf.core.errors import ConfigError, known_names
 from hybridtf.core.segments import Segments
+from hybridtf.ops.documents import carried_state
 
 
 def check(
@@ -40,12 +41,4 @@ def start_state(initial_state: Tensor | None, x: Tensor, width: int, segments: S
     """The incoming tokens (b w-1 c) in x's dtype: zeros where there are none or the row begins another document."""
     if initial_state is None:
         return x.new_zeros(x.shape[0], width - 1, x.shape[2])
-    if segments is None:
-        return initial_state.to(x.dtype)
-    forgotten = ~segments.continues & (segments.last_id > 0)
-    return initial_state.to(x.dtype).masked_fill(forgotten[:, None, None], 0)
-
-
-def mask_pads(x: Tensor, segments: Segments | None) -> Tensor:
-    """``x`` (b t c) with zeros at pads, whatever they held (NaN included); its gradient is zero there too."""
-    return x if segments is None else x.masked_fill(~segments.real[..., None], 0)
+    return carried_state(initial_state, x.dtype, segments)

@@ -7,6 +7,7 @@ from typing import Any
 
 from hybridtf.core.kernels import Kernel, always
 from hybridtf.ops.ssd.chunked import ssd_chunked
+from hybridtf.ops.ssd.normaliser import normalised, with_ones
 from hybridtf.ops.ssd.reference import ssd_reference
 from hybridtf.ops.ssd.summary import ssd_combine, ssd_summary
 
@@ -24,4 +25,4 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel("ssd", "chunked", 10, always, _chunked),
 )
 
-__all__ = ["KERNELS", "ssd_chunked", "ssd_combine", "ssd_reference", "ssd_summary"]
+__all__ = ["KERNELS", "normalised", "ssd_chunked", "ssd_combine", "ssd_reference", "ssd_summary", "with_ones"]

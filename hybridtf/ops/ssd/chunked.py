@@ -15,9 +15,10 @@ from torch.utils.flop_counter import register_flop_formula
 
 from hybridtf.core.errors import KernelError
 from hybridtf.core.segments import Segments
+from hybridtf.ops.documents import state_dtype
 from hybridtf.ops.ssd.flops import backward_flops, forward_flops
 from hybridtf.ops.ssd.passes import backward, forward
-from hybridtf.ops.ssd.shapes import check, log_steps, start_state, state_dtype
+from hybridtf.ops.ssd.shapes import check, log_steps, start_state
 from hybridtf.ops.ssd.spans import Call, count_spans
 from hybridtf.ops.ssd.step import ssd_step
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.ssd.shapes import check, mask_pads, start_state, state_dtype
+from hybridtf.ops.documents import mask_pads, state_dtype
+from hybridtf.ops.ssd.shapes import check, start_state
 
 
 def ssd_reference(

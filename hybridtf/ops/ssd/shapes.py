@@ -1,4 +1,4 @@
-"""What every form of the op checks before it computes: shapes that fit together, and the precision to work in."""
+"""What every form of the op checks before it computes: shapes that fit together, and decays fit for sums."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.core.segments import Segments
+from hybridtf.ops.documents import carried_state, mask_pads
 
 
 def check(
@@ -31,30 +32,15 @@ def check(
         raise ConfigError(f"ssd: chunk_size must be 1 or more; got {chunk_size}")
 
 
-def state_dtype(*inputs: Tensor) -> torch.dtype:
-    """The precision of states and decays: float32, or float64 where an input is float64."""
-    return torch.float64 if any(x.dtype == torch.float64 for x in inputs) else torch.float32
-
-
 def start_state(
     initial_state: Tensor | None, k: Tensor, v: Tensor, dtype: torch.dtype, segments: Segments | None
 ) -> Tensor:
     """The incoming state (b h n p) in ``dtype``: zeros where there is none, and in rows that begin another document."""
     if initial_state is None:
         return v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3], dtype=dtype)
-    if segments is None:
-        return initial_state.to(dtype)
-    forgotten = ~segments.continues & (segments.last_id > 0)
-    return initial_state.to(dtype).masked_fill(forgotten[:, None, None, None], 0)
+    return carried_state(initial_state, dtype, segments)
 
 
 def log_steps(log_a: Tensor, segments: Segments | None, dtype: torch.dtype) -> Tensor:
     """``log_a`` for sums: no decay at pads, and no -inf: exp(-1000) is 0 in float64 too: the bound changes nothing."""
     return mask_pads(log_a, segments).to(dtype).clamp(min=-1000.0)
-
-
-def mask_pads(x: Tensor, segments: Segments | None) -> Tensor:
-    """``x`` (b t ...) with zeros at pads, whatever they held (NaN included); its gradient is zero there too."""
-    if segments is None:
-        return x
-    return x.masked_fill(~segments.real.view(*x.shape[:2], *[1] * (x.ndim - 2)), 0)

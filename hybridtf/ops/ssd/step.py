@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.ssd.shapes import mask_pads
+from hybridtf.ops.documents import mask_pads
 
 
 def ssd_step(

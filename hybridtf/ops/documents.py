@@ -1,0 +1,28 @@
+"""What ops of recurrences share: the precision of states, and what documents do to inputs and incoming states."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hybridtf.core.segments import Segments
+
+
+def state_dtype(*inputs: Tensor) -> torch.dtype:
+    """The precision of states and decays: float32, or float64 where an input is float64."""
+    return torch.float64 if any(x.dtype == torch.float64 for x in inputs) else torch.float32
+
+
+def mask_pads(x: Tensor, segments: Segments | None) -> Tensor:
+    """``x`` (b t ...) with zeros at pads, whatever they held (NaN included); its gradient is zero there too."""
+    if segments is None:
+        return x
+    return x.masked_fill(~segments.real.view(*x.shape[:2], *[1] * (x.ndim - 2)), 0)
+
+
+def carried_state(initial_state: Tensor, dtype: torch.dtype, segments: Segments | None) -> Tensor:
+    """The incoming state (b ...) in ``dtype``, with zeros in rows that begin another document."""
+    if segments is None:
+        return initial_state.to(dtype)
+    forgotten = ~segments.continues & (segments.last_id > 0)
+    return initial_state.to(dtype).masked_fill(forgotten.view(-1, *[1] * (initial_state.ndim - 1)), 0)
