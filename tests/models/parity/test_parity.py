@@ -13,8 +13,8 @@ from hybridtf.models.weights import canonical_tensors, load_weights, save_weight
 from hybridtf.recipe import parse_recipe, to_toml
 
 pytest.importorskip("transformers", reason="parity needs transformers")
-from tests.models.parity.cases import LONG, SHORT, ids  # noqa: E402
-from tests.models.parity.reference import logits_of  # noqa: E402
+from tests.models.parity.cases import LONG, SHORT, ids
+from tests.models.parity.reference import logits_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns about kernels it does not find
 
