@@ -3,7 +3,7 @@ built."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
@@ -27,8 +27,16 @@ def measure_model(subject: Subject, model: nn.Module) -> Record:
     return make_record("model", subject.identity(model), fields)
 
 
+@runtime_checkable
+class HasIdleParameters(Protocol):
+    """A module of which one token uses a part (a mixture of experts)."""
+
+    def idle_parameters(self) -> int: ...
+
+
 def parameter_counts(model: nn.Module) -> dict[str, Any]:
-    """``total``, ``embedding`` (tables that tokens are looked up in) and ``by_role``; a shared parameter counts once.
+    """``total``, ``active`` (without those of experts that a token does not choose), ``embedding`` (tables that tokens are
+    looked up in) and ``by_role``; a shared parameter counts once.
 
     A foreign model, which does not state its roles, is told apart by module class alone (role ``other`` for the rest).
     """
@@ -41,7 +49,9 @@ def parameter_counts(model: nn.Module) -> dict[str, Any]:
     by_role: dict[str, int] = {}
     for name, param in model.named_parameters():
         by_role[roles[name]] = by_role.get(roles[name], 0) + param.numel()
-    return {"total": sum(by_role.values()), "embedding": by_role.get("embedding", 0), "by_role": by_role}
+    total = sum(by_role.values())
+    idle = sum(module.idle_parameters() for module in model.modules() if isinstance(module, HasIdleParameters))
+    return {"total": total, "active": total - idle, "embedding": by_role.get("embedding", 0), "by_role": by_role}
 
 
 def stacks_of(model: nn.Module) -> list[dict[str, Any]]:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hybridtf.channel_mixers import glu
+from hybridtf.channel_mixers import glu, mlp, moe
 from hybridtf.channel_mixers.glu import GLU, GLUConfig
 from hybridtf.channel_mixers.mlp import MLP, MLPConfig
+from hybridtf.channel_mixers.moe import MoE, MoEConfig
 from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
 
-__all__ = ["GLU", "MLP", "GLUConfig", "MLPConfig"]
+__all__ = ["GLU", "MLP", "GLUConfig", "MLPConfig", "MoE", "MoEConfig"]
 
 
 @hookimpl
 def hybridtf_channel_mixers() -> Sequence[type[ComponentConfig] | Preset]:
-    return (MLPConfig, GLUConfig, *glu.PRESETS)
+    return (
+        MLPConfig,
+        GLUConfig,
+        MoEConfig,
+        *mlp.PRESETS,
+        *glu.PRESETS,
+        *moe.PRESETS,
+    )

@@ -9,15 +9,14 @@ from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, ChannelMixer, ChannelMixerConfig, ParamSpec, Preset, Segments, State
 from hybridtf.core.init import fan_in
-from hybridtf.nn import Activation, activation
+from hybridtf.nn import GateOptions
 
 
-class GLUConfig(ChannelMixerConfig):
-    """y = down(act(gate(x)) * up(x)). Presets: ``swiglu`` (silu), ``geglu`` (gelu), ``reglu`` (relu)."""
+class GLUConfig(ChannelMixerConfig, GateOptions):
+    """y = down(act(gate(x)) * up(x)), with gate and up bounded and up shifted where its options say so."""
 
     type: Literal["glu"] = "glu"
     d_ff: int = Field(gt=0)
-    activation: Activation = "silu"
     bias: bool = False
 
     @classmethod
@@ -33,10 +32,10 @@ class GLU(ChannelMixer):
 
     def __init__(self, config: GLUConfig, ctx: BuildContext) -> None:
         super().__init__()
+        self.config = config
         self.gate_proj = nn.Linear(ctx.d_model, config.d_ff, bias=config.bias, **ctx.factory)
         self.up_proj = nn.Linear(ctx.d_model, config.d_ff, bias=config.bias, **ctx.factory)
         self.down_proj = nn.Linear(config.d_ff, ctx.d_model, bias=config.bias, **ctx.factory)
-        self.act = activation(config.activation)
 
     def param_specs(self) -> dict[str, ParamSpec]:
         return {"down_proj.weight": ParamSpec("matrix", fan_in(self.down_proj.weight), residual=True)}
@@ -44,11 +43,14 @@ class GLU(ChannelMixer):
     def forward(
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, keep: int = 0
     ) -> tuple[Tensor, State | None]:
-        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x)), state
+        return self.down_proj(self.config.gate_with(self.gate_proj(x), self.up_proj(x))), state
 
 
+# ``geglu_tanh`` is Gemma's, ``clamped_swiglu`` gpt-oss's.
 PRESETS = (
     Preset("swiglu", "glu", {"activation": "silu"}),
     Preset("geglu", "glu", {"activation": "gelu"}),
+    Preset("geglu_tanh", "glu", {"activation": "gelu_tanh"}),
     Preset("reglu", "glu", {"activation": "relu"}),
+    Preset("clamped_swiglu", "glu", {"activation": "quick_gelu", "limit": 7.0, "up_shift": 1.0}),
 )

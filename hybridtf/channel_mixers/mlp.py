@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field
 from torch import Tensor, nn
 
-from hybridtf.core import BuildContext, ChannelMixer, ChannelMixerConfig, ParamSpec, Segments, State
+from hybridtf.core import BuildContext, ChannelMixer, ChannelMixerConfig, ParamSpec, Preset, Segments, State
 from hybridtf.core.init import fan_in
 from hybridtf.nn import Activation, activation
 
@@ -44,3 +44,6 @@ class MLP(ChannelMixer):
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, keep: int = 0
     ) -> tuple[Tensor, State | None]:
         return self.down_proj(self.act(self.up_proj(x))), state
+
+
+PRESETS = (Preset("relu2", "mlp", {"activation": "relu2"}),)

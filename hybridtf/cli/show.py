@@ -156,6 +156,8 @@ def _parameters(params: dict[str, Any]) -> Table:
     for role, count in sorted(params["by_role"].items(), key=lambda item: -item[1]):
         add_row(table, role, thousands(count), f"{100 * count / params['total']:.1f} %")
     add_row(table, "total", thousands(params["total"]), "")
+    if params["active"] != params["total"]:
+        add_row(table, "active for a token", thousands(params["active"]), f"{100 * params['active'] / params['total']:.1f} %")
     return table
 
 

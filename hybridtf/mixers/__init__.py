@@ -16,8 +16,8 @@ from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfi
 
 __all__ = [
     "Attention", "AttentionConfig", "GRUConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "LSTMConfig",
-    "LinearAttention", "LinearAttentionConfig", "Mamba", "Mamba2", "Mamba2Config", "MambaConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig",
-    "Recurrent", "RecurrentConfig",
+    "LinearAttention", "LinearAttentionConfig", "Mamba", "Mamba2", "Mamba2Config", "MambaConfig",
+    "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig",
 ]
 
 

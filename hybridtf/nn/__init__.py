@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
-from hybridtf.nn.activations import Activation, activation
+from hybridtf.nn.activations import Activation, GateOptions, activation
 from hybridtf.nn.feature_maps import FEATURE_MAPS, FeatureMap
 from hybridtf.nn.norms import (
     GatedRMSNorm,
@@ -46,42 +46,12 @@ from hybridtf.nn.rg_lru import RGLRU
 from hybridtf.nn.short_conv import ShortConv
 
 __all__ = [
-    "FEATURE_MAPS",
-    "RGLRU",
-    "Activation",
-    "Alibi",
-    "AlibiConfig",
-    "DropPath",
-    "DynamicNTKScaling",
-    "FeatureMap",
-    "GatedRMSNorm",
-    "GroupNormConfig",
-    "LayerNorm",
-    "LayerNormConfig",
-    "LearnedPosition",
-    "LearnedPositionConfig",
-    "LinearScaling",
-    "Llama3Scaling",
-    "LongRopeScaling",
-    "NTKScaling",
-    "NoNorm",
-    "NoNormConfig",
-    "NoPositionConfig",
-    "RMSNorm",
-    "RMSNormConfig",
-    "Rope",
-    "RopeConfig",
-    "RopeScaling",
-    "ShortConv",
-    "SinusoidalPosition",
-    "SinusoidalPositionConfig",
-    "XPos",
-    "XPosConfig",
-    "YarnScaling",
-    "accumulation_dtype",
-    "activation",
-    "token_positions",
-    "told",
+    "FEATURE_MAPS", "RGLRU", "Activation", "Alibi", "AlibiConfig", "DropPath", "DynamicNTKScaling", "FeatureMap",
+    "GateOptions", "GatedRMSNorm", "GroupNormConfig", "LayerNorm", "LayerNormConfig", "LearnedPosition",
+    "LearnedPositionConfig", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "NTKScaling", "NoNorm",
+    "NoNormConfig", "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig", "RopeScaling", "ShortConv",
+    "SinusoidalPosition", "SinusoidalPositionConfig", "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype",
+    "activation", "token_positions", "told",
 ]
 
 

@@ -1,30 +1,61 @@
-"""Pointwise activations by name."""
+"""Pointwise activations by name, and the gate of gated linear units."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
+import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
-Activation: TypeAlias = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
-"""``relu2`` is the squared ReLU (https://arxiv.org/abs/2109.08668); ``gelu_tanh`` the tanh approximation."""
+from hybridtf.core.config import ConfigTable
+
+Activation: TypeAlias = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "sigmoid", "identity"]
+"""``relu2`` is the squared ReLU (https://arxiv.org/abs/2109.08668); ``gelu_tanh`` the tanh approximation of GELU, and
+``quick_gelu`` the sigmoid one, x sigmoid(1.702 x)."""
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
 def _relu2(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
+def _identity(x: Tensor) -> Tensor:
+    return x
+
+
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu, "gelu": F.gelu, "gelu_tanh": _gelu_tanh, "relu": F.relu, "relu2": _relu2,
+    "silu": F.silu, "gelu": F.gelu, "gelu_tanh": _gelu_tanh, "quick_gelu": _quick_gelu, "relu": F.relu, "relu2": _relu2,
+    "sigmoid": torch.sigmoid, "identity": _identity,
 }
 
 
 def activation(name: Activation) -> Callable[[Tensor], Tensor]:
     """The function of a name."""
     return _ACTIVATIONS[name]
+
+
+class GateOptions(ConfigTable):
+    """Options of a gated unit, act(gate) * (up + up_shift), where gate and up may be bounded first (gpt-oss)."""
+
+    activation: Activation = "silu"
+    limit: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Bounds gate to at most this, and up to within plus and minus this; 0: no bound."""
+    up_shift: float = Field(default=0.0, allow_inf_nan=False)
+
+    def gate_with(self, gate: Tensor, up: Tensor) -> Tensor:
+        """act(gate) * (up + up_shift), of two tensors of one shape."""
+        if self.limit:
+            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        if self.up_shift:
+            up = up + self.up_shift
+        return _ACTIVATIONS[self.activation](gate) * up

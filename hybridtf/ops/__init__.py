@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hybridtf.core import Kernel
 from hybridtf.hookspecs import hookimpl
-from hybridtf.ops import attention, linear_scan, rnn, selective_scan, short_conv, ssd
+from hybridtf.ops import attention, grouped_linear, linear_scan, rnn, selective_scan, short_conv, ssd
 
 
 @hookimpl
@@ -16,6 +16,7 @@ def hybridtf_kernels() -> Sequence[Kernel]:
         *linear_scan.KERNELS,
         *rnn.KERNELS,
         *selective_scan.KERNELS,
+        *grouped_linear.KERNELS,
         *short_conv.KERNELS,
         *ssd.KERNELS,
     )

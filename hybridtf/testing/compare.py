@@ -88,11 +88,13 @@ def probe_state(state: State, rows: list[int] | None = None) -> Tensor:
 
 
 def gradients(loss: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    """d loss / d tensors, zero where there is no path."""
-    if not loss.requires_grad:
+    """d loss / d tensors, zero where there is no path and for parameters that are not learned by gradient."""
+    asked = [t for t in tensors if t.requires_grad]
+    if not loss.requires_grad or not asked:
         return [torch.zeros_like(t) for t in tensors]
-    found = torch.autograd.grad(loss, tensors, allow_unused=True)
-    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, tensors, strict=True)]
+    found = iter(torch.autograd.grad(loss, asked, allow_unused=True))
+    grads = [next(found) if t.requires_grad else None for t in tensors]
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(grads, tensors, strict=True)]
 
 
 def storages(tensors: list[Tensor]) -> set[int]:

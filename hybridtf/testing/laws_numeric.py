@@ -107,16 +107,22 @@ def _near(got: Tensor, want: Tensor, what: str, tol: float = 3e-2) -> None:
 
 
 def check_bf16(subject: Subject) -> None:
-    """bfloat16, and float32 under autocast, stay close to float32: training, prefill and decode."""
-    wide = subject.build(torch.float32)
-    inputs = subject.inputs(wide, 2, 11, dtype=torch.float32)
-    want = _three(subject, wide, inputs)
+    """bfloat16, and float32 under autocast, stay close to float32: training, prefill and decode.
+
+    Parameters and inputs are such that bfloat16 holds them exactly, so that a choice (of experts, of blocks) between near
+    scores is the same in both: what differs is the arithmetic.
+    """
     low = subject.build(torch.bfloat16)
+    wide = subject.build(torch.float32)
+    wide.load_state_dict(low.state_dict())
+    inputs = subject.inputs(wide, 2, 11, dtype=torch.bfloat16).to(torch.float32)
+    want = _three(subject, wide, inputs)
     for (what, a), (_, b) in zip(_three(subject, low, inputs.to(torch.bfloat16)), want, strict=True):
         if a.dtype != torch.bfloat16:
             raise ContractError(f"{what} of a bfloat16 component is {a.dtype}")
         _near(a, b, f"{what} in bfloat16 is far from float32")
     cast = subject.build(torch.float32, compute_dtype=torch.bfloat16)
+    cast.load_state_dict(low.state_dict())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got = _three(subject, cast, inputs)
     for (what, a), (_, b) in zip(got, want, strict=True):

@@ -28,7 +28,7 @@ from hybridtf.train.precision import DTYPES, check_precision, make_scaler
 from hybridtf.train.progress import Reporter, counted
 from hybridtf.train.recompute import set_checkpointed
 from hybridtf.train.schedule import lr_factor, warmup_steps
-from hybridtf.train.step import Sums, accumulate, check_loss_weights, clip
+from hybridtf.train.step import Sums, accumulate, after_step, check_loss_weights, clip
 from hybridtf.train.trainer_state import Counters, Place, pack_state, set_random, take_place, unpack_state
 
 LOWEST_SCALE = 1.0
@@ -203,6 +203,7 @@ class Run:
         # Under fp16 a step whose gradient overflowed is left out here, and the scale lowered.
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        after_step(self.model)
         seconds = time.perf_counter() - began
         counters.step += 1
         counters.tokens += sums.n_tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -77,6 +78,20 @@ def accumulate(
         scaler.scale(loss).backward()
         sums.add(_read(found.total, batch.n_tokens, found.losses))
     return sums
+
+
+@runtime_checkable
+class AfterStep(Protocol):
+    """A module that changes something of its own after each optimizer step (a router's selection bias)."""
+
+    def after_step(self) -> None: ...
+
+
+def after_step(model: nn.Module) -> None:
+    """Tell every :class:`AfterStep` of the model that an optimizer step is done."""
+    for module in model.modules():
+        if isinstance(module, AfterStep):
+            module.after_step()
 
 
 def _n_real(batch: Batch) -> int:

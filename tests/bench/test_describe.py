@@ -18,7 +18,7 @@ def test_parameters_by_hand():
     # q and out are d x d, k and v d x d/2; two norms (the block's and the final one); the head is tied.
     matrices = 3 * d * d
     assert found == {
-        "total": v * d + matrices + 2 * d, "embedding": v * d,
+        "total": v * d + matrices + 2 * d, "active": v * d + matrices + 2 * d, "embedding": v * d,
         "by_role": {"embedding": v * d, "matrix": matrices, "norm": 2 * d},
     }
 
@@ -32,12 +32,18 @@ def test_shared_blocks_count_once():
     assert state_size(one.build(), 10)["growing"] == 3 * state_size(subject("a").build(), 10)["growing"]
 
 
+def test_experts_that_a_token_does_not_choose_are_not_active():
+    block = {"channel_mixer": {"type": "moe", "n_experts": 5, "top_k": 2, "d_ff": 8}}
+    found = parameter_counts(LanguageModelConfig(vocab_size=7, d_model=16, pattern="e*2", blocks={"e": block}).build())
+    assert found["total"] - found["active"] == 2 * 3 * (3 * 16 * 8)
+
+
 def test_foreign_parameters():
     model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10))
     assert parameter_counts(model)["by_role"] == {"embedding": 40, "matrix": 40, "bias": 10}
     # One parameter that no module speaks for: then only tables are told apart.
     model.append(Table(torch.zeros(3, 3)))
-    assert parameter_counts(model) == {"total": 99, "embedding": 40, "by_role": {"embedding": 40, "other": 59}}
+    assert parameter_counts(model) == {"total": 99, "active": 99, "embedding": 40, "by_role": {"embedding": 40, "other": 59}}
 
 
 def test_the_record_shows_stacks():

@@ -6,12 +6,14 @@ import torch.nn.functional as F
 
 from hybridtf.channel_mixers import GLUConfig, MLPConfig
 from hybridtf.core import BuildContext, ConfigError, active
+from hybridtf.nn import activation
 
 CTX = BuildContext(d_model=6, param_dtype=torch.float64)
 X = torch.randn(2, 3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 FUNCTIONS = {
     "silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "relu": F.relu,
-    "relu2": lambda x: F.relu(x) ** 2,
+    "relu2": lambda x: F.relu(x) ** 2, "quick_gelu": lambda x: x / (1 + torch.exp(-1.702 * x)), "sigmoid": torch.sigmoid,
+    "identity": lambda x: x,
 }
 
 
@@ -25,7 +27,9 @@ def test_mlp(name, bias):
     assert (mixer.up_proj.bias is not None) == bias
 
 
-@pytest.mark.parametrize(("preset", "name"), [("swiglu", "silu"), ("geglu", "gelu"), ("reglu", "relu")])
+@pytest.mark.parametrize(("preset", "name"), [
+    ("swiglu", "silu"), ("geglu", "gelu"), ("geglu_tanh", "gelu_tanh"), ("reglu", "relu"),
+])
 def test_glu_presets(preset, name):
     config = active()["channel_mixers"].make({"type": preset, "d_ff": 10})
     assert config == GLUConfig(d_ff=10, activation=name)
@@ -34,6 +38,43 @@ def test_glu_presets(preset, name):
     torch.testing.assert_close(mixer(X)[0], want)
     with pytest.raises(ConfigError, match="activation: is fixed to"):
         active()["channel_mixers"].make({"type": preset, "d_ff": 10, "activation": "relu2"})
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_glu(name):
+    mixer = GLUConfig(d_ff=10, activation=name, bias=True).build(CTX)
+    with torch.no_grad():
+        for layer in (mixer.gate_proj, mixer.up_proj, mixer.down_proj):
+            layer.bias.copy_(torch.linspace(-1, 1, layer.bias.numel()))
+    want = mixer.down_proj(FUNCTIONS[name](mixer.gate_proj(X)) * mixer.up_proj(X))
+    torch.testing.assert_close(mixer(X)[0], want)
+
+
+def test_squared_relu_is_a_plain_preset():
+    assert active()["channel_mixers"].make({"type": "relu2", "d_ff": 10}) == MLPConfig(d_ff=10, activation="relu2")
+
+
+def test_the_clamped_unit_of_gpt_oss():
+    config = active()["channel_mixers"].make({"type": "clamped_swiglu", "d_ff": 10})
+    mixer = config.build(CTX)
+    x = (40 * X).requires_grad_()
+    gate, up = mixer.gate_proj(x), mixer.up_proj(x)
+    assert bool((gate > 7).any())
+    assert bool((up.abs() > 7).any())
+    bounded = torch.where(gate > 7, 7.0, gate)
+    want = mixer.down_proj((torch.where(up.abs() > 7, 7.0 * up.sign(), up) + 1) * bounded * torch.sigmoid(1.702 * bounded))
+    got = mixer(x)[0]
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x, retain_graph=True)[0] for y in (got, want)))
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [
+    ("gelu_tanh", "gelu_pytorch_tanh"), ("gelu", "gelu"), ("quick_gelu", "quick_gelu"), ("relu2", "relu2"), ("silu", "silu"),
+])
+def test_activations_against_transformers(ours, theirs):
+    activations = pytest.importorskip("transformers.activations")
+    x = torch.linspace(-6, 6, 101, dtype=torch.float64)
+    torch.testing.assert_close(activation(ours)(x), activations.ACT2FN[theirs](x), rtol=1e-12, atol=1e-12)
 
 
 def test_an_unknown_activation_names_the_nearest():

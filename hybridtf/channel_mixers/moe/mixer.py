@@ -1,0 +1,178 @@
+"""Mixture of experts (https://arxiv.org/abs/1701.06538) in all its published forms: ``moe`` and its presets.
+
+Axes: b batch, t time, d d_model, n = b t tokens, e experts, k experts a token.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from hybridtf.channel_mixers.glu import GLU, GLUConfig
+from hybridtf.channel_mixers.mlp import MLP, MLPConfig
+from hybridtf.channel_mixers.moe.experts import ExpertOptions, Experts
+from hybridtf.channel_mixers.moe.losses import balance_loss, n_real, z_loss
+from hybridtf.channel_mixers.moe.routing import RouterOptions, Routing, route
+from hybridtf.channel_mixers.moe.selection import SelectionBias
+from hybridtf.core import (
+    BuildContext,
+    ChannelMixer,
+    ChannelMixerConfig,
+    Extras,
+    ParamSpec,
+    Preset,
+    Segments,
+    State,
+    raw_weight,
+)
+from hybridtf.core.init import fan_in
+from hybridtf.nn import accumulation_dtype
+
+
+class MoEConfig(ChannelMixerConfig, ExpertOptions, RouterOptions):
+    """A router sends each token to ``top_k`` of ``n_experts`` experts; y is the weighted sum of what they return."""
+
+    type: Literal["moe"] = "moe"
+    d_ff: int = Field(gt=0)
+    """Of one expert."""
+    d_ff_shared: int = Field(default=0, ge=0)
+    """Width of the expert that serves every token beside the chosen ones (n shared experts of d_ff are one of n d_ff);
+    0: none."""
+    shared_gate: bool = False
+    """Multiply the shared expert's output by sigmoid of a projection of the token (Qwen)."""
+    d_latent: int = Field(default=0, ge=0)
+    """The routed experts work on a projection of this width (Nemotron 3); 0: on the token itself."""
+    balance_loss: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Weight of the loss ``balance``, already in it; 0: there is no such loss."""
+    balance_over: Literal["document", "call"] = "document"
+    """Over which tokens loads are balanced: those of each document, or all real tokens of one forward pass."""
+    z_loss: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Weight of the loss ``router_z``, already in it; 0: there is no such loss."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.shared_gate and not self.d_ff_shared:
+            raise ValueError("shared_gate needs a shared expert: give d_ff_shared")
+        if not self.gated and (self.limit or self.up_shift):
+            raise ValueError("limit and up_shift are options of gated experts; these are plain (gated = false)")
+        return self
+
+    @classmethod
+    def tiny(cls) -> Self:
+        return cls(n_experts=6, top_k=2, d_ff=12, n_groups=3, top_k_groups=2, d_ff_shared=8)
+
+    def build(self, ctx: BuildContext) -> MoE:
+        return MoE(self, ctx)
+
+
+class MoE(ChannelMixer):
+    """See :class:`MoEConfig`. No expert is ever full: nothing is dropped, and no token's output depends on another's."""
+
+    def __init__(self, config: MoEConfig, ctx: BuildContext) -> None:
+        super().__init__()
+        self.config = config
+        self.router = nn.Linear(ctx.d_model, config.n_experts, bias=config.router_bias, **ctx.factory)
+        self.selection: SelectionBias | None = None
+        if config.selection_bias != "none":
+            step = config.bias_step if config.selection_bias == "balanced" else 0.0
+            self.selection = SelectionBias(config.n_experts, step, ctx)
+        inner = ctx.child("experts", d_model=config.d_latent or ctx.d_model)
+        self.experts = Experts(config, config.n_experts, inner, ends_branch=not config.d_latent)
+        if config.d_latent:
+            self.latent_in = nn.Linear(ctx.d_model, config.d_latent, bias=config.bias, **ctx.factory)
+            self.latent_out = nn.Linear(config.d_latent, ctx.d_model, bias=config.bias, **ctx.factory)
+        self.shared = _shared_expert(config, ctx.child("shared")) if config.d_ff_shared else None
+        self.shared_gate = nn.Linear(ctx.d_model, 1, bias=False, **ctx.factory) if config.shared_gate else None
+        self.losses = ("balance",) * bool(config.balance_loss) + ("router_z",) * bool(config.z_loss)
+        if config.balance_loss:
+            self.cannot = {"cut": "its balancing loss is that of the tokens of one call (its outputs can be cut)"}
+            if config.balance_over == "call":
+                self.cannot["segment"] = "its balancing loss is over all documents of a call (its outputs are apart)"
+
+    def param_specs(self) -> dict[str, ParamSpec]:
+        if not self.config.d_latent:
+            return {}
+        return {"latent_out.weight": ParamSpec("matrix", fan_in(self.latent_out.weight), residual=True)}
+
+    def idle_parameters(self) -> int:
+        """Parameters that one token does not use: those of the experts that it does not choose."""
+        total = sum(p.numel() for p in self.experts.parameters())
+        return total // self.config.n_experts * (self.config.n_experts - self.config.top_k)
+
+    def forward(
+        self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, keep: int = 0
+    ) -> tuple[Tensor, State | None] | tuple[Tensor, State | None, Extras]:
+        if segments is not None:
+            x = x.masked_fill(~segments.real[..., None], 0)  # what pads hold reaches nothing
+        tokens = x.flatten(0, 1)
+        logits = self._logits(tokens)
+        routing = route(logits, self.config, None if self.selection is None else self.selection.bias)
+        if segments is not None:
+            pads = ~segments.real.flatten()[:, None]
+            routing = routing._replace(experts=routing.experts.masked_fill(pads, self.config.n_experts))
+        if self.selection is not None:
+            self.selection.count(routing.experts)
+        y = self._routed(tokens, routing, x.shape[1])
+        if self.shared is not None:
+            extra = self.shared(tokens)[0]
+            y = y + (extra if self.shared_gate is None else self.shared_gate(tokens).sigmoid() * extra)
+        y = y.view(x.shape)
+        if not self.losses:
+            return y, state
+        return y, state, Extras(losses=self._losses(logits, routing, (x.shape[0], x.shape[1]), segments))
+
+    def _logits(self, tokens: Tensor) -> Tensor:
+        """(n e), in float32 at least: a choice between near scores must not hang on rounding to bfloat16."""
+        wide = accumulation_dtype(tokens.dtype)
+        weight, bias = raw_weight(self.router), self.router.bias
+        with torch.autocast(tokens.device.type, enabled=False):
+            if weight is not None:
+                return F.linear(tokens.to(wide), weight.to(wide), None if bias is None else bias.to(wide))
+            logits: Tensor = self.router(tokens.to(self.experts.linear.dtype))
+            return logits.to(wide)
+
+    def _routed(self, tokens: Tensor, routing: Routing, n_tokens: int) -> Tensor:
+        inner = self.latent_in(tokens) if self.config.d_latent else tokens
+        y: Tensor = self.experts(inner, routing.experts, routing.weights, n_tokens)
+        return self.latent_out(y) if self.config.d_latent else y
+
+    def _losses(
+        self, logits: Tensor, routing: Routing, shape: tuple[int, int], segments: Segments | None
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        config, count = self.config, n_real(shape, segments, logits.device)
+        losses = {}
+        if config.balance_loss:
+            total = balance_loss(routing.probs, routing.experts, shape, segments, config.balance_over)
+            losses["balance"] = (config.balance_loss * total, count)
+        if config.z_loss:
+            losses["router_z"] = (config.z_loss * z_loss(logits, segments), count)
+        return losses
+
+
+def _shared_expert(config: MoEConfig, ctx: BuildContext) -> GLU | MLP:
+    """The expert of all tokens, of the same kind as the others."""
+    if not config.gated:
+        return MLP(MLPConfig(d_ff=config.d_ff_shared, activation=config.activation, bias=config.bias), ctx)
+    glu = GLUConfig(
+        d_ff=config.d_ff_shared, activation=config.activation, limit=config.limit, up_shift=config.up_shift, bias=config.bias
+    )
+    return GLU(glu, ctx)
+
+
+# The routers and experts of Switch, Mixtral, DeepSeek-V3 and gpt-oss.
+PRESETS = (
+    Preset("switch_moe", "moe", {"top_k": 1, "normalize": False, "gated": False, "activation": "relu"}),
+    Preset("mixtral_moe", "moe", {"scores": "softmax", "normalize": True, "gated": True, "activation": "silu"}),
+    Preset("deepseek_moe", "moe", {
+        "scores": "sigmoid", "normalize": True, "selection_bias": "balanced", "group_score": "top2", "gated": True,
+        "activation": "silu",
+    }),
+    Preset("gpt_oss_moe", "moe", {
+        "scores": "softmax_top_k", "router_bias": True, "bias": True, "gated": True, "activation": "quick_gelu",
+        "limit": 7.0, "up_shift": 1.0,
+    }),
+)

@@ -1,0 +1,98 @@
+"""Which experts a token goes to, and with which weights: pure functions of the router's logits.
+
+Axes: n tokens, e experts, k chosen experts, g groups of experts.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from hybridtf.core.config import ConfigTable
+
+
+class RouterOptions(ConfigTable):
+    """How experts are chosen. ``top_k`` of ``n_experts`` serve each token; none is ever full, so no token is dropped."""
+
+    n_experts: int = Field(gt=0)
+    top_k: int = Field(gt=0)
+    scores: Literal["softmax", "softmax_top_k", "sigmoid"] = "softmax"
+    """Of the logits: a softmax over all experts; over the chosen ones alone; or each by itself. The weights are these."""
+    normalize: bool = True
+    """Divide the chosen weights by their sum (plus ``norm_eps``). No effect on ``softmax_top_k``, whose sum is 1."""
+    norm_eps: float = Field(default=1e-20, ge=0)
+    routed_scale: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Multiplies the weights in the end."""
+    router_bias: bool = False
+    """Of the router's projection; it moves logits, so choice and weights."""
+    selection_bias: Literal["none", "fixed", "balanced"] = "none"
+    """A number an expert that is added to its score for the choice alone, and has no gradient. ``balanced``: training
+    moves it towards even loads after each optimizer step (https://arxiv.org/abs/2408.15664); ``fixed``: nothing does."""
+    bias_step: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
+    """How far a step moves a ``balanced`` selection bias."""
+    n_groups: int = Field(default=1, gt=0)
+    """Groups of neighbouring experts."""
+    top_k_groups: int = Field(default=1, gt=0)
+    """Groups that a token may choose from, those with the best ``group_score``."""
+    group_score: Literal["max", "top2"] = "max"
+    """Of a group: its best expert's score, or the sum of its best two."""
+
+    @model_validator(mode="after")
+    def _routes(self) -> Self:
+        if self.n_experts % self.n_groups:
+            raise ValueError(f"n_experts = {self.n_experts} is not divisible by n_groups = {self.n_groups}")
+        size = self.n_experts // self.n_groups
+        if self.top_k_groups > self.n_groups:
+            raise ValueError(f"top_k_groups = {self.top_k_groups} is more than n_groups = {self.n_groups}")
+        if self.top_k > self.top_k_groups * size:
+            raise ValueError(
+                f"top_k = {self.top_k} is more than the {self.top_k_groups * size} experts that a token may choose from"
+            )
+        if self.group_score == "top2" and size < 2:
+            raise ValueError("group_score = 'top2' needs groups of two experts or more")
+        if self.top_k == 1 < self.n_experts and (self.normalize or self.scores == "softmax_top_k"):
+            raise ValueError(
+                "top_k = 1 with weights that sum to 1 gives every token the weight 1, and the router no gradient; use "
+                "normalize = false with scores 'softmax' or 'sigmoid'"
+            )
+        return self
+
+
+class Routing(NamedTuple):
+    """``experts`` (n k) int64, all different in a row; ``weights`` (n k); ``probs`` (n e): scores that sum to 1."""
+
+    experts: Tensor
+    weights: Tensor
+    probs: Tensor
+
+
+def route(logits: Tensor, options: RouterOptions, selection_bias: Tensor | None) -> Routing:
+    """The choice for each token. ``logits`` (n e) are float32 at least, and so are the weights."""
+    scores = logits.sigmoid() if options.scores == "sigmoid" else logits.softmax(-1)
+    # What is compared: a softmax over the chosen ones is not known yet, and has the order of the logits.
+    compared = logits if options.scores == "softmax_top_k" else scores
+    with torch.no_grad():
+        wanted = compared if selection_bias is None else compared + selection_bias.to(compared.dtype)
+        experts = _within_groups(wanted, options).topk(options.top_k, -1).indices
+    weights = compared.gather(-1, experts)
+    if options.scores == "softmax_top_k":
+        weights = weights.softmax(-1)
+    elif options.normalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + options.norm_eps)
+    probs = scores / scores.sum(-1, keepdim=True) if options.scores == "sigmoid" else scores
+    return Routing(experts, weights * options.routed_scale, probs)
+
+
+def _within_groups(wanted: Tensor, options: RouterOptions) -> Tensor:
+    """``wanted`` (n e) with -inf for the experts of groups that are not among the best."""
+    if options.top_k_groups == options.n_groups:
+        return wanted
+    grouped = wanted.unflatten(-1, (options.n_groups, options.n_experts // options.n_groups))
+    best = grouped.amax(-1) if options.group_score == "max" else grouped.topk(2, -1).values.sum(-1)
+    kept = best.topk(options.top_k_groups, -1).indices
+    left_out = torch.ones_like(best, dtype=torch.bool).scatter(-1, kept, False)
+    masked: Tensor = grouped.masked_fill(left_out[..., None], float("-inf")).flatten(-2)
+    return masked
