@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,6 +18,8 @@ SPECIAL = {"vocab_size": VOCAB, "pad_token_id": 0, "bos_token_id": 1, "eos_token
 FIRST_PLAIN_ID = 3
 EPS = 3e-4
 """Of the norms: no default, and large enough to be seen."""
+
+HALVES = ("gate_proj", "up_proj")
 
 Rules = tuple[tuple[str, str], ...]
 
@@ -60,10 +62,10 @@ class Case:
         config = config or self.language_model()
         return config.build(BuildContext(d_model=D_MODEL, param_dtype=dtype)).eval()
 
-    def translated(self, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    def translated(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors (weights, or their gradients) under our names and in our layout."""
         ours: dict[str, Tensor] = {}
-        for name, value in tensors:
+        for name, value in tensors.items():
             for pattern, new in self.rules:
                 name = re.sub(pattern, new, name)
             ours.update(self._spread(name, value))
@@ -72,6 +74,8 @@ class Case:
     def _spread(self, name: str, value: Tensor) -> dict[str, Tensor]:
         if name.endswith("conv.weight"):
             return {name: value.squeeze(1)}
+        if name.endswith("shared.input_linear.weight"):
+            return {name.replace("input_linear", part): half for part, half in zip(HALVES, value.chunk(2), strict=True)}
         if ".experts." not in name:
             return {name: value}
         if self.experts == "halves":

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hybridtf.models import LanguageModel
-from hybridtf.models.weights import assign_weights
-from tests.models.parity import decoders, gemma, scans
+from hybridtf.models.weights import assign_weights, canonical_tensors
+from tests.models.parity import decoders, gemma, hybrids, scans
 from tests.models.parity.case import FIRST_PLAIN_ID, VOCAB, Case
 from tests.models.parity.reference import logits_of, reference
 
@@ -30,10 +30,13 @@ CASES = {
     "mamba2": lambda: scans.mamba2(),
     "mamba2 with projection bias": lambda: scans.mamba2(bias=True),
     "mamba2 with clamped steps": lambda: scans.mamba2(clamp=(0.1, 0.4)),
-    "bamba": lambda: scans.bamba(),
-    "bamba with biases": lambda: scans.bamba(bias=True),
-    "jamba": lambda: scans.jamba(),
-    "jamba with biases": lambda: scans.jamba(bias=True),
+    "bamba": lambda: hybrids.bamba(),
+    "bamba with biases": lambda: hybrids.bamba(bias=True),
+    "jamba": lambda: hybrids.jamba(),
+    "jamba with biases": lambda: hybrids.jamba(bias=True),
+    "granitemoehybrid": lambda: hybrids.granite(),
+    "nemotron_h": lambda: hybrids.nemotron(),
+    "nemotron_h with latent experts": lambda: hybrids.nemotron(latent=True),
 }
 SHORT, LONG = 5, 19
 """Tokens of the two documents; the longer one is longer than any window, and than two chunks of a scan."""
@@ -60,7 +63,7 @@ def pair_of(name: str) -> Pair:
     case = CASES[name]()
     theirs = reference(case.model, case.config, unit_offset=case.unit_offset)
     model = case.build()
-    assign_weights(model, case.translated(theirs.named_parameters()), where="the reference")
+    assign_weights(model, case.translated(canonical_tensors(theirs)), where="the reference")
     short, long = ids(1, SHORT, 1), ids(1, LONG, 2)
     with torch.no_grad():
         want_short, want_long = logits_of(theirs, short)[0], logits_of(theirs, long)[0]

@@ -10,17 +10,9 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-
-class StrictFloat64(TorchFunctionMode):
-    """Whatever asks for float32 gets float64: transformers casts norms, softmax, tables and scans by hand."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if getattr(func, "__name__", "") == "float" and args and isinstance(args[0], Tensor):
-            return args[0].to(torch.float64)
-        swap = lambda v: torch.float64 if v is torch.float32 else v  # noqa: E731
-        return func(*[swap(a) for a in args], **{k: swap(v) for k, v in (kwargs or {}).items()})
+from hybridtf.models.weights import canonical_tensors
+from tests.strict_float64 import StrictFloat64
 
 
 @contextmanager
@@ -54,7 +46,7 @@ def logits_of(model: nn.Module, ids: Tensor) -> Tensor:
 def redraw(model: nn.Module, *, unit_offset: bool) -> None:
     """No parameter is left at 0 or 1, so that a forgotten term shows."""
     generator = torch.Generator().manual_seed(7)
-    for name, p in model.named_parameters():
+    for name, p in canonical_tensors(model).items():
         p.copy_(_draw(name, p, generator, -0.45 if unit_offset else 0.55))
 
 
@@ -75,9 +67,12 @@ def _draw(name: str, p: Tensor, generator: torch.Generator, norms_from: float) -
         return between(norms_from, norms_from + 0.9)
     if name.endswith("sinks"):
         return between(-1.0, 1.0)
+    if name.endswith("correction_bias"):  # beside scores between 0 and 1
+        return between(-0.2, 0.2)
     if name.endswith("bias") or p.ndim == 1:
-        return between(0.05, 0.35)
-    return between(-1.0, 1.0) * (3 / _fan_in(name, p)) ** 0.5
+        return between(0.05, 0.35) * between(-1.0, 1.0).sign()  # of one sign they would steer every token alike
+    size = 3.0 if name.endswith(("router.weight", ".gate.weight")) else 1.0  # every expert shall be chosen now and then
+    return between(-size, size) * (3 / _fan_in(name, p)) ** 0.5
 
 
 def _fan_in(name: str, p: Tensor) -> int:

@@ -17,30 +17,29 @@ from tests.models.parity.reference import logits_of
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns about kernels it does not find
 
 
-BOUNDS = {
-    "llama": 0.01, "gemma2": 0.02, "gemma3": 0.03, "recurrent_gemma": 0.015, "mamba": 0.02, "falcon_mamba": 0.03,
-    "mamba2": 0.02, "bamba": 0.03,
-    # Rounding lets near ties of the router go the other way.
-    "mixtral": 0.08, "gpt_oss": 0.12, "jamba": 0.15,
-}
-"""Root mean square of the error by that of the logits."""
+NAMES = [
+    "llama", "gemma2", "gemma3", "recurrent_gemma", "mamba", "falcon_mamba", "mamba2", "bamba", "mixtral", "gpt_oss", "jamba",
+    "granitemoehybrid",
+]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_error_is_small_and_not_above_the_reference(name):
     pair = pair_of(name)
     exact, rounded = copy.deepcopy(pair.theirs), copy.deepcopy(pair.theirs).to(torch.bfloat16)
     for wide, narrow in zip(exact.parameters(), rounded.parameters(), strict=True):
         wide.copy_(narrow)
     model = pair.case.build(dtype=torch.bfloat16)
-    assign_weights(model, pair.case.translated(rounded.named_parameters()), where="the reference")
+    assign_weights(model, pair.case.translated(dict(rounded.named_parameters())), where="the reference")
     tokens = ids(4, 31, 5)
     want = logits_of(exact, tokens)
 
     def error(logits: Tensor) -> float:
-        return float((logits.double() - want).square().mean().sqrt() / want.square().mean().sqrt())
+        """Of the median token: rounding lets near ties of a router go the other way, at few tokens."""
+        by_token = (logits.double() - want).square().mean(-1).sqrt() / want.square().mean(-1).sqrt()
+        return float(by_token.median())
 
     ours, theirs = model(tokens).logits, rounded(input_ids=tokens, use_cache=False).logits
     assert ours.dtype == torch.bfloat16
-    assert error(ours) < min(BOUNDS[name], 1.2 * error(theirs))
+    assert error(ours) < min(0.04, 1.1 * error(theirs))
