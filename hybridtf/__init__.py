@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         SequenceMixer,
         SequenceMixerConfig,
         TaskConfig,
+        concat_rows,
         crop,
         init,
         reorder,
@@ -35,7 +36,16 @@ if TYPE_CHECKING:
         snapshot,
     )
     from hybridtf.hookspecs import hookimpl
-    from hybridtf.models import GenerationConfig, LanguageModelConfig, generate, stream
+    from hybridtf.models import (
+        BeamConfig,
+        GenerationConfig,
+        LanguageModelConfig,
+        beam_search,
+        generate,
+        read_prompt,
+        speculate,
+        stream,
+    )
     from hybridtf.recipe import Recipe, load_recipe, to_toml
     from hybridtf.train import load_model, load_run, save_model, train
 
@@ -45,10 +55,13 @@ _WHERE = {
     "core": (
         "BuildContext", "ChannelMixer", "ChannelMixerConfig", "Component", "ConfigError", "Fixed", "Growing", "HybridTFError",
         "Kernel", "KernelRequest", "ParamSpec", "Preset", "Ring", "Segments", "SequenceMixer", "SequenceMixerConfig",
-        "TaskConfig", "crop", "init", "reorder", "restore", "snapshot",
+        "TaskConfig", "concat_rows", "crop", "init", "reorder", "restore", "snapshot",
     ),
     "hookspecs": ("hookimpl",),
-    "models": ("GenerationConfig", "LanguageModelConfig", "generate", "stream"),
+    "models": (
+        "BeamConfig", "GenerationConfig", "LanguageModelConfig", "beam_search", "generate", "read_prompt", "speculate",
+        "stream",
+    ),
     "recipe": ("Recipe", "load_recipe", "to_toml"),
     "train": ("load_model", "load_run", "save_model", "train"),
     "bench": ("compare",),
@@ -56,11 +69,11 @@ _WHERE = {
 _ROOM = {name: room for room, names in _WHERE.items() for name in names}
 
 __all__ = [
-    "BuildContext", "ChannelMixer", "ChannelMixerConfig", "Component", "ConfigError", "Fixed", "GenerationConfig",
-    "Growing", "HybridTFError", "Kernel", "KernelRequest", "LanguageModelConfig", "ParamSpec", "Preset", "Recipe",
-    "Ring", "Segments", "SequenceMixer", "SequenceMixerConfig", "TaskConfig", "compare", "crop", "generate", "hookimpl",
-    "init", "load_model", "load_recipe", "load_run", "reorder", "restore", "save_model", "snapshot", "stream",
-    "to_toml", "train",
+    "BeamConfig", "BuildContext", "ChannelMixer", "ChannelMixerConfig", "Component", "ConfigError", "Fixed",
+    "GenerationConfig", "Growing", "HybridTFError", "Kernel", "KernelRequest", "LanguageModelConfig", "ParamSpec",
+    "Preset", "Recipe", "Ring", "Segments", "SequenceMixer", "SequenceMixerConfig", "TaskConfig", "beam_search",
+    "compare", "concat_rows", "crop", "generate", "hookimpl", "init", "load_model", "load_recipe", "load_run",
+    "read_prompt", "reorder", "restore", "save_model", "snapshot", "speculate", "stream", "to_toml", "train",
 ]
 
 

@@ -7,7 +7,20 @@ from collections.abc import Sequence
 from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 from hybridtf.models.compose import Stack, build_stack
-from hybridtf.models.generation import GeneratedToken, GenerationConfig, generate, stream
+from hybridtf.models.generation import (
+    Beam,
+    BeamConfig,
+    GeneratedToken,
+    GenerationConfig,
+    Prefix,
+    Speculated,
+    Speculation,
+    beam_search,
+    generate,
+    read_prompt,
+    speculate,
+    stream,
+)
 from hybridtf.models.heads import LMHead, LMHeadConfig
 from hybridtf.models.language_model import (
     IGNORED,
@@ -21,9 +34,10 @@ from hybridtf.models.stems import TokenEmbedding, TokenEmbeddingConfig
 from hybridtf.models.weights import load_weights, save_weights
 
 __all__ = [
-    "IGNORED", "GeneratedToken", "GenerationConfig", "LMHead", "LMHeadConfig", "LanguageModel", "LanguageModelConfig",
-    "LanguageModelOutput", "Loss", "Stack", "TokenEmbedding", "TokenEmbeddingConfig", "build_stack", "expand_pattern",
-    "generate", "load_weights", "print_pattern", "save_weights", "stream",
+    "IGNORED", "Beam", "BeamConfig", "GeneratedToken", "GenerationConfig", "LMHead", "LMHeadConfig", "LanguageModel",
+    "LanguageModelConfig", "LanguageModelOutput", "Loss", "Prefix", "Speculated", "Speculation", "Stack",
+    "TokenEmbedding", "TokenEmbeddingConfig", "beam_search", "build_stack", "expand_pattern", "generate",
+    "load_weights", "print_pattern", "read_prompt", "save_weights", "speculate", "stream",
 ]
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from hybridtf.bench import read_records
 from hybridtf.cli.generate import _cut, _held
+from hybridtf.tasks.tokenization import ByteTokenizer
 from hybridtf.train import RunFolder, load_run
 from tests.cli.helpers import TRAIN, as_json, environment, ok, process, refused, run, write_recipe
 
@@ -201,6 +202,67 @@ def test_options_that_contradict(trained: Path) -> None:
     assert refused("generate", trained, "--top-p", 0) == "top_p: input should be greater than 0, got 0.0"
 
 
+def test_the_cuts_reach_the_draws(trained: Path) -> None:
+    likeliest = as_json("generate", trained, "-n", 12, "--temperature", 0)
+    assert as_json("generate", trained, "-n", 12, "--min-p", 1)["tokens"] == likeliest["tokens"]
+    other = as_json("generate", trained, "-n", 12, "--temperature", 0, "--repetition-penalty", 1e9)["tokens"]
+    assert len(set(other)) == 12  # no token comes twice
+    assert other != likeliest["tokens"]
+
+
+def test_beams(trained: Path) -> None:
+    greedy = as_json("generate", trained, "-n", 6, "--temperature", 0)
+    one = as_json("generate", trained, "-n", 6, "--beams", 1)
+    assert (one["tokens"], one["score"]) == (greedy["tokens"], pytest.approx(greedy["log_prob"] / 6))
+    wide = as_json("generate", trained, "-n", 6, "--beams", 5, "--length-penalty", 0)
+    assert wide["score"] == wide["log_prob"] >= greedy["log_prob"]
+    assert ok("generate", trained, "-n", 6, "--beams", 5, "--length-penalty", 0).stdout == wide["text"] + "\n"
+
+
+def test_a_draft_changes_the_time_alone(trained: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, "small", ("n_layers = 4", "n_layers = 2"))
+    ok("train", recipe, "-o", tmp_path / "small", "--set", "train.steps=1")
+    options = ["generate", trained, "-n", 20, "--temperature", 0, "--prompt", "the people"]
+    plain = as_json(*options)
+    drafted = as_json(*options, "--draft", tmp_path / "small", "--n-draft", 3)
+    assert drafted["tokens"] == plain["tokens"]
+    assert 0 <= drafted["accepted"] <= drafted["drafted"] <= 3 * drafted["rounds"]
+    assert drafted["accepted"] + drafted["rounds"] + 1 == 20
+    own = as_json(*options, "--draft", trained)
+    assert own["accepted"] == own["drafted"]
+
+
+def test_ways_to_generate_exclude_each_other(trained: Path) -> None:
+    def error(*options: object) -> str:
+        return refused("generate", trained, *options)
+
+    assert "--beams and --draft exclude each other" in error("--beams", 2, "--draft", trained)
+    assert "--beams and --compile exclude each other" in error("--beams", 2, "--compile")
+    assert "--draft and --compile exclude each other" in error("--draft", trained, "--compile")
+    for name, value in (("--temperature", 0.5), ("--top-k", 3), ("--min-p", 0.1), ("--repetition-penalty", 1.1)):
+        assert f"beams are searched, not drawn: take {name} or --beams away" in error("--beams", 2, name, value)
+    assert "--length-penalty: has no meaning without --beams" in error("--length-penalty", 1)
+    assert "--n-draft: has no meaning without --draft" in error("--n-draft", 2)
+    assert error("--min-p", 0.1, "--temperature", 0) == "min_p needs a temperature above 0"
+    assert "repetition_penalty: input should be greater than 0" in error("--repetition-penalty", 0)
+
+
+def test_a_draft_with_other_tokens_is_refused(trained: Path, tmp_path: Path) -> None:
+    # Another tokenizer of the same size: its fingerprint tells them apart.
+    recipe = write_recipe(tmp_path, "other")
+    ok("train", recipe, "-o", tmp_path / "other", "--set", "train.steps=1")
+    with pytest.MonkeyPatch.context() as patch:
+        fingerprints = iter(["a", "b"])
+        patch.setattr(ByteTokenizer, "fingerprint", property(lambda self: next(fingerprints)), raising=False)
+        assert "its tokenizer differs from that of" in refused("generate", trained, "--draft", tmp_path / "other")
+
+
+@pytest.mark.slow
+def test_a_compiled_decode_step(trained: Path) -> None:
+    options = ["generate", trained, "-n", 8, "--seed", 3]
+    assert as_json(*options, "--compile")["tokens"] == as_json(*options)["tokens"]
+
+
 def test_a_prompt_longer_than_a_learned_position_table(tmp_path: Path) -> None:
     stem = 'stem = { type = "token_embedding", position = { type = "learned" } }'
     recipe = write_recipe(tmp_path, "learned", ("max_seq_len = 32", f"max_seq_len = 32\n{stem}"))
@@ -226,3 +288,31 @@ def test_colour_only_where_it_is_wanted(recipe: str, monkeypatch: pytest.MonkeyP
     assert "\x1b[36m" in ok("show", recipe).stdout
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[3" not in ok("show", recipe).stdout
+
+
+# -- averages and statistics -------------------------------------------------------------------------------------------
+
+
+def test_averages_and_statistics_of_a_run(recipe: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = ["optimizer=muon", "ema_decay=0.5", "eval_ema=true", "eval_tokens=64", "stats_every=2"]
+    result = ok("train", recipe, "-o", out, *(word for option in options for word in ("--set", f"train.{option}")))
+    assert re.search(r"held out: bits_per_byte [\d.]+, .*; of the average: bits_per_byte [\d.]+", result.stdout)
+    table = ok("stats", out).stdout
+    assert "Layers at step 4" in table
+    assert all(name in table for name in ("stem", "0.m", "3.a", "final_norm", "update_ratio", "act_kurtosis"))
+    line = as_json("stats", out, "--step", 2)
+    assert (line["event"], line["step"]) == ("stats", 2)
+    assert "has no statistics of step 3. Steps: 2, 4" in refused("stats", out, "--step", 3)
+    scores = {which: as_json("eval", out, "--max-tokens", 64, "--weights", which) for which in ("model", "ema")}
+    assert scores["model"]["value"] != scores["ema"]["value"]
+    assert scores["ema"]["recipe"] == f"{out.as_posix()} (ema)"
+    texts = {which: ok("generate", out, "-n", 8, "--prompt", "a", "--weights", which).stdout for which in ("model", "ema")}
+    assert len(texts) == 2
+    assert "--weights emaa: Did you mean 'ema'?" in refused("eval", out, "--weights", "emaa")
+
+
+def test_a_run_without_averages_and_statistics(trained: Path, tmp_path: Path) -> None:
+    assert "train.ema_decay" in refused("eval", trained, "--weights", "ema")
+    assert "train with --set train.stats_every=N" in refused("stats", trained)
+    assert "log.jsonl: no such file" in refused("stats", tmp_path)

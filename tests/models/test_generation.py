@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hybridtf.core import BuildContext, ConfigError, DataError, LengthError, NonFiniteError
-from hybridtf.models import GenerationConfig, LanguageModelConfig, generate, stream
+from hybridtf.models import GenerationConfig, LanguageModelConfig, generate, read_prompt, stream
 from hybridtf.models.generation import choose, prefill
 
 BLOCKS = {
@@ -116,3 +116,17 @@ def test_scores_that_are_not_finite_are_said():
         model.final_norm.weight.fill_(float("nan"))
     with pytest.raises(NonFiniteError, match="row 0"):
         generate(model, [[1, 2]])
+
+
+def test_a_declared_length_does_not_depend_on_the_batch():
+    """Dynamic NTK takes its base from the model's max_seq_len, not from the room that a batch happens to need."""
+    scaling = {"type": "dynamic_ntk", "factor": 4.0, "original_max_len": 8}
+    attention = {"type": "full_attention", "n_heads": 2, "position": {"type": "rope", "scaling": scaling}}
+    config = LanguageModelConfig(vocab_size=13, d_model=8, pattern="a*2", blocks={"a": {"mixer": attention}}, max_seq_len=32)
+    model = config.build(BuildContext(d_model=8, param_dtype=torch.float64))
+    prompts, options = [[1, 2, 3], list(range(1, 12))], GenerationConfig(max_new_tokens=12)
+    together = generate(model, prompts, options)
+    assert together == [generate(model, [prompt], options)[0] for prompt in prompts]
+    assert generate(model, [prompts[0][1:]], options, prefix=read_prompt(model, prompts[0][:1])) == [together[0]]
+    text = torch.tensor([[*prompts[0], *together[0]]])
+    assert model(text).logits[0, 2:-1].argmax(-1).tolist() == together[0]

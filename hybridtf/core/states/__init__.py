@@ -9,16 +9,19 @@ tensor ``length`` (b): the number of real tokens of the row's current document. 
 
 An update, a crop and a detach consume their leaf: it may write into the buffer (no grad, capacity given by ``max_len``) or
 make a new one, and either way the old leaf is dead. ``debug_states()`` makes a dead leaf raise. ``reorder``, ``clone`` and
-``snapshot`` copy, and leave the leaf alive.
+``snapshot`` copy, and leave the leaf alive. ``concat_rows`` puts rows side by side; ``overwrite`` and ``write_rows`` are the
+in-place forms of a call and of a change of rows, for states whose addresses must stay.
 """
 
 from hybridtf.core.states.fixed import Fixed
 from hybridtf.core.states.growing import Growing
 from hybridtf.core.states.leaf import StateLeaf, debug_states
 from hybridtf.core.states.ring import Ring
+from hybridtf.core.states.rows import concat_rows, overwrite, own_memory, with_room, write_rows
 from hybridtf.core.states.whole import (
     State,
     crop,
+    declare,
     detach,
     leaves,
     map_state,
@@ -30,6 +33,7 @@ from hybridtf.core.states.whole import (
 )
 
 __all__ = [
-    "Fixed", "Growing", "Ring", "State", "StateLeaf", "crop", "debug_states", "detach", "leaves", "map_state", "reorder",
-    "restore", "snapshot", "state_bytes", "state_lengths",
+    "Fixed", "Growing", "Ring", "State", "StateLeaf", "concat_rows", "crop", "debug_states", "declare", "detach", "leaves",
+    "map_state", "overwrite", "own_memory", "reorder", "restore", "snapshot", "state_bytes", "state_lengths", "with_room",
+    "write_rows",
 ]

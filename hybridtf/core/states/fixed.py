@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 import torch
@@ -65,6 +65,22 @@ class Fixed(StateLeaf):
         new = Fixed(data, length, past, past_length, constant=self.constant, max_len=self.max_len)
         self._die(*data.values(), *self.constant.values())
         return new
+
+    def form_of(self, others: Sequence[Self]) -> Self:
+        width = max(0 if leaf.past_length is None else leaf.past_length.shape[1] for leaf in (self, *others))
+        held = 0 if self.past_length is None else self.past_length.shape[1]
+        kept_by_some = any(leaf.past_length is not None for leaf in (self, *others))
+        if not kept_by_some or (self.past_length is not None and held == width):
+            return self
+        b, spare = self.batch_size, width - held
+        # Snapshots that are not there go in front, as the oldest, and are marked as of another document.
+        none = self.length.new_full((b, spare), -1)
+        length = none if self.past_length is None else torch.cat([none, self.past_length], dim=1)
+        past = {}
+        for name, now in self.data.items():
+            empty = now.new_zeros(b, spare, *now.shape[1:])
+            past[name] = torch.cat([empty, self.past[name]], dim=1) if name in self.past else empty
+        return type(self)(self.data, self.length, past, length, constant=self.constant)
 
     def crop_refusal(self, n: Tensor | int) -> str | None:
         n = per_row(n, self.length)

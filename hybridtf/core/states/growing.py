@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 import torch
@@ -71,6 +71,20 @@ class Growing(StateLeaf):
         count = None if self._count is None else fn(self._count)
         data = {k: fn(v) for k, v in self.data.items()}
         return type(self)(data, fn(self.length), static=self.static, count=count, max_len=self.max_len)
+
+    def with_capacity(self, slots: int, *, static: bool) -> Self:
+        """A copy with at least that many slots; ``static``: for good, as with ``max_len``. The old leaf stays alive."""
+        slots = max(slots, self.capacity)
+        same = slots == self.capacity
+        data = {name: old.clone() if same else resize(old, slots) for name, old in self.data.items()}
+        count = None if self._count is None else self._count.clone()
+        return type(self)(data, self.length.clone(), static=static, count=count, max_len=self.max_len)
+
+    def form_of(self, others: Sequence[Self]) -> Self:
+        slots = max(self.capacity, *(other.capacity for other in others))
+        static = self.static and all(other.static for other in others)
+        alike = slots == self.capacity and static == self.static
+        return self if alike else self.with_capacity(slots, static=static)
 
     def crop_refusal(self, n: Tensor | int) -> str | None:
         n = per_row(n, self.length)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Self
 
@@ -93,6 +93,17 @@ class StateLeaf(ABC):
         """Every data tensor of the leaf by name, snapshots included, ``length`` excluded."""
         return self.data
 
+    def every_tensor(self) -> list[Tensor]:
+        """All that the leaf holds, lengths and counts included, in an order that leaves of one form share."""
+        found: list[Tensor] = []
+
+        def note(tensor: Tensor) -> Tensor:
+            found.append(tensor)
+            return tensor
+
+        self._rebuild(note)
+        return found
+
     # -- moves -------------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -122,6 +133,18 @@ class StateLeaf(ABC):
     def to(self, device: torch.device | str) -> Self:
         """Moved to ``device``; dtypes stay."""
         return self._rebuild(lambda t: t.to(device))
+
+    def with_tensors(self, tensors: Iterable[Tensor]) -> Self:
+        """The same leaf over other tensors, in the order of :meth:`every_tensor`."""
+        following = iter(tensors)
+        return self._rebuild(lambda _: next(following))
+
+    @abstractmethod
+    def form_of(self, others: Sequence[Self]) -> Self:
+        """This leaf in a form (slots, snapshots) that holds what the others hold, so that their rows go side by side.
+
+        Raises :class:`StateError` where there is none.
+        """
 
     @abstractmethod
     def crop_refusal(self, n: Tensor | int) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 import torch
@@ -61,6 +61,13 @@ class Ring(StateLeaf):
         """(b s) bool: slots that hold a token."""
         return self.positions() >= 0
 
+    def form_of(self, others: Sequence[Self]) -> Self:
+        windows = sorted({self.window, *(other.window for other in others)})
+        if len(windows) > 1:
+            raise StateError(f"rings of windows {windows} have no common form")
+        slots = max(self.capacity, *(other.capacity for other in others))
+        return self if slots == self.capacity else self._widen(slots)
+
     def crop_refusal(self, n: Tensor | int) -> str | None:
         n = per_row(n, self.length)
         left = self.length - n
@@ -109,7 +116,7 @@ class Ring(StateLeaf):
         self._die(*data.values())
         return out
 
-    def _widen(self, capacity: int) -> Ring:
+    def _widen(self, capacity: int) -> Self:
         wanted = ring_positions(self.length, capacity)
         held = wanted >= self.oldest[:, None]
         index = wanted.clamp(min=0) % self.capacity
@@ -117,4 +124,4 @@ class Ring(StateLeaf):
         for name, old in self.data.items():
             value = gather_rows(old, index)
             data[name] = torch.where(like(held, value), value, torch.zeros_like(value))
-        return Ring(data, self.length, window=self.window, oldest=self.oldest, max_len=self.max_len)
+        return type(self)(data, self.length, window=self.window, oldest=self.oldest, max_len=self.max_len)

@@ -16,18 +16,28 @@ State: TypeAlias = Any
 """A pytree whose leaves are ``Growing``, ``Ring`` or ``Fixed``."""
 
 
-def _is_leaf(x: Any) -> bool:
+def is_leaf(x: Any) -> bool:
+    """A state leaf, as opposed to what it is nested in."""
     return isinstance(x, StateLeaf)
 
 
 def leaves(state: State) -> list[StateLeaf]:
     """The leaves of a state, in order."""
-    return [x for x in pytree.tree_leaves(state, is_leaf=_is_leaf) if isinstance(x, StateLeaf)]
+    return [x for x in pytree.tree_leaves(state, is_leaf=is_leaf) if isinstance(x, StateLeaf)]
 
 
 def map_state(fn: Callable[[StateLeaf], StateLeaf], state: State) -> State:
     """``fn`` on every leaf; the nesting stays."""
-    return pytree.tree_map(lambda x: fn(x) if isinstance(x, StateLeaf) else x, state, is_leaf=_is_leaf)
+    return pytree.tree_map(lambda x: fn(x) if isinstance(x, StateLeaf) else x, state, is_leaf=is_leaf)
+
+
+def declare(state: State, max_len: int | None) -> None:
+    """Make ``max_len`` the length that an untouched state was made for, whatever room it has; None: the model's own.
+
+    Positions that depend on a declared length (dynamic NTK, LongRoPE) then do not depend on how a caller allots memory.
+    """
+    for leaf in leaves(state):
+        leaf.max_len = max_len
 
 
 def reorder(state: State, index: Tensor) -> State:
@@ -40,7 +50,7 @@ def crop(state: State, n: Tensor | int) -> State:
 
     Raises :class:`StateError`, naming the leaf, where one kept too little; the state is then whole.
     """
-    for path, leaf in pytree.tree_leaves_with_path(state, is_leaf=_is_leaf):
+    for path, leaf in pytree.tree_leaves_with_path(state, is_leaf=is_leaf):
         reason = leaf.crop_refusal(n) if isinstance(leaf, StateLeaf) else None
         if reason is not None:
             raise StateError(f"state{pytree.keystr(path)}: {reason}")
