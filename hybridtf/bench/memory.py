@@ -24,7 +24,7 @@ from hybridtf.core import StateLeaf
 HOW = {
     "weights": "parameters and buffers, counted once each",
     "gradients": "counted after the backward pass",
-    "optimizer": "what AdamW keeps between steps",
+    "optimizer": "what the optimizer (AdamW, or Muon beside it) keeps between steps",
     "activations": "train: what the forward pass leaves for the backward; else what lives at the peak beside the rest",
     "state": "allocated by the state after the phase",
 }
@@ -146,7 +146,8 @@ def predictor(subject: Subject, phase: Phase, batch_size: int) -> Callable[[int]
 
 def _warm_optimizer(subject: Subject, model: nn.Module, batch_size: int) -> torch.optim.Optimizer:
     """An optimizer that has made its state, by one short step."""
-    step = TrainStep(model, subject.vocab_size, batch_size, 1, subject.autocast)
+    made = subject.optimizer(model) if subject.optimizer is not None else None
+    step = TrainStep(model, subject.vocab_size, batch_size, 1, subject.autocast, made)
     step.run()
     return step.optimizer
 

@@ -1,6 +1,7 @@
 """The three phases that are measured, as steps which can be run again and again.
 
-``train``    loss, backward and an AdamW step on random ids, each row one document without padding
+``train``    loss, backward and a step of the subject's optimizer (AdamW if it names none) on random ids, each row one
+             document without padding
 ``prefill``  a whole prompt read under no_grad into a fresh state, scores of each row's last token alone if it can
 ``decode``   ``DECODE_TOKENS`` single tokens a row, one call each, after a prompt of ``length`` tokens
 
@@ -87,7 +88,7 @@ class TrainStep(Step):
         self.optimizer.zero_grad(set_to_none=True)
 
     def optimizer_tensors(self) -> list[Tensor]:
-        """What AdamW keeps between steps."""
+        """What the optimizer keeps between steps."""
         kept = pytree.tree_leaves(list(self.optimizer.state.values()))
         return [leaf for leaf in kept if isinstance(leaf, Tensor)]
 
@@ -190,7 +191,7 @@ def make_step(phase: str, subject: Subject, model: nn.Module, batch_size: int, l
         raise ConfigError(f"{phase}: batch_size and length must be at least 1, got {batch_size} and {length}")
     sizes = (subject.vocab_size, batch_size, length, subject.autocast)
     if phase == "train":
-        return TrainStep(model, *sizes)
+        return TrainStep(model, *sizes, subject.optimizer(model) if subject.optimizer is not None else None)
     return PrefillStep(model, *sizes) if phase == "prefill" else DecodeStep(model, *sizes)
 
 

@@ -13,6 +13,7 @@ Axes: b batch, t time.
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from hybridtf.core import BuildContext, ConfigError, Segments, State, StateLeaf
 from hybridtf.core.kernels import PHASES, OpKernel
 from hybridtf.recipe import Recipe
-from hybridtf.train import load_run, train_config
+from hybridtf.train import build_optimizer, load_run, train_config
 
 IGNORED = -100
 """A target that is not scored."""
@@ -65,6 +66,8 @@ class Subject:
     seed: int = 0
     autocast: torch.dtype | None = None
     """The dtype that speed and memory are measured in, by autocast; None: that of the parameters."""
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None
+    """The optimizer of training steps; None: AdamW."""
 
     @classmethod
     def from_recipe(
@@ -84,10 +87,13 @@ class Subject:
             model: nn.Module = config.build(ctx)
             return model
 
+        optimizer = None
         if recipe.train is not None:  # with every option written out: defaults left to the file are the same recipe
-            recipe = recipe.model_copy(update={"train": train_config(recipe)})
+            train = train_config(recipe)
+            recipe = recipe.model_copy(update={"train": train})
+            optimizer = functools.partial(build_optimizer, config=train) if train.optimizer != "adamw" else None
         pattern = " | ".join(stack.pattern for stack in config.stacks())
-        return cls(name, build, config.vocab_size, recipe.to_dict(), pattern, seed, autocast)
+        return cls(name, build, config.vocab_size, recipe.to_dict(), pattern, seed, autocast, optimizer)
 
     @classmethod
     def from_model(cls, model: nn.Module, name: str, *, vocab_size: int | None = None, **more: Any) -> Subject:

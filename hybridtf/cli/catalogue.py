@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -170,7 +171,7 @@ def _component_table(kind: str, entries: dict[str, Any], verbose: bool) -> Any:
     for name, entry in entries.items():
         what = entry["description"]
         if "preset_of" in entry:
-            fixed = ", ".join(f"{key} = {value}" for key, value in entry["fixed"].items())
+            fixed = ", ".join(f"{key} = {_short(value)}" for key, value in entry["fixed"].items())
             needed = ", ".join(entry["requires"])
             what = f"{entry['preset_of']}{f' with {fixed}' if fixed else ''}{f'; needs {needed}' if needed else ''}"
         cannot = "; ".join(f"{law}: {reason}" for law, reason in entry["cannot"].items())
@@ -183,7 +184,12 @@ def _component_table(kind: str, entries: dict[str, Any], verbose: bool) -> Any:
 
 
 def _short(value: Any) -> str:
-    return str(value["type"]) if isinstance(value, dict) and "type" in value else repr(value)
+    """An option's value as a recipe has it; tables by their type or number."""
+    if isinstance(value, dict):
+        return str(value.get("type", "a table"))
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        return f"{len(value)} tables" if len(value) > 1 else "a table"
+    return "none" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def plugins(json: Json = False) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridtf.cli.options import Device, Json, Step
+from hybridtf.cli.options import Device, Json, Step, Weights
 from hybridtf.cli.output import interruptible, print_json
 from hybridtf.cli.sources import read_run, registries
 
@@ -65,6 +65,7 @@ def generate(
     ] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the decode step; pays off for long text.")] = False,
     step: Step = None,
+    weights: Weights = "model",
     device: Device = None,
     json: Json = False,
 ) -> None:
@@ -80,7 +81,7 @@ def generate(
     _check(ways, sampling, {"--beams": ("--length-penalty", length_penalty), "--draft": ("--n-draft", n_draft)})
     registries()
     text = _prompt(prompt, prompt_file)
-    loaded = read_run(run, device, step)
+    loaded = read_run(run, device, step, weights)
     made = _Made(_tokenizer(loaded, run), tuple(stop or ()), echo=not json)
     limits = {"max_new_tokens": max_new_tokens, "stop_tokens": (made.tokenizer.bos_id,)}
     with interruptible("nothing is saved by generate"):

@@ -23,3 +23,6 @@ Repeats = Annotated[int, typer.Option("--repeats", min=1, help="Timed runs of ea
 Limit = Annotated[
     str | None, typer.Option("--limit", metavar="SIZE", help="Also find the longest length that fits, as in 8GB.")
 ]
+Weights = Annotated[
+    str, typer.Option("--weights", metavar="model|ema", help="The trained weights, or the average that the run kept of them.")
+]

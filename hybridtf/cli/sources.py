@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from hybridtf.cli.output import counted, say
 
@@ -120,16 +120,20 @@ def parse_size(text: str, option: str) -> int:
     return size
 
 
-def read_run(source: str, device: str | None = None, step: int | None = None) -> LoadedRun:
+def read_run(source: str, device: str | None = None, step: int | None = None, weights: str = "model") -> LoadedRun:
     """A trained model. A recipe's name is answered with what to do first."""
-    from hybridtf.core import CheckpointError
+    from hybridtf.core import CheckpointError, ConfigError, known_names
     from hybridtf.recipe import recipe_names
     from hybridtf.train import load_run
+    from hybridtf.train.checkpoint import WhichWeights
+
+    if weights not in get_args(WhichWeights):
+        raise ConfigError(f"--weights {weights}: {known_names(weights, get_args(WhichWeights))}")
 
     if not Path(source).exists() and source in recipe_names():
         first = f"hybridtf train {source} -o runs/{Path(source).name}"
         raise CheckpointError(f"{source}: is a recipe, and a run is needed; train it first: {first}")
-    return load_run(source, device=choose_device(device), step=step)
+    return load_run(source, device=choose_device(device), step=step, weights=cast(WhichWeights, weights))
 
 
 def run_subject(run: LoadedRun, name: str) -> Subject:

@@ -1,13 +1,13 @@
-"""``train`` and ``eval``: a recipe becomes a run, and a run is scored on held-out data."""
+"""``train``, ``eval`` and ``stats``: a recipe becomes a run, which is scored on held-out data and looked into."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridtf.cli.options import BatchSize, Device, Json, Records, Set, Step
+from hybridtf.cli.options import BatchSize, Device, Json, Records, Set, Step, Weights
 from hybridtf.cli.output import add_row, counted, interruptible, make_table, print_json, print_table, print_text
 from hybridtf.cli.sources import (
     choose_device,
@@ -22,6 +22,8 @@ from hybridtf.cli.sources import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hybridtf.bench.records import Record
     from hybridtf.recipe import Recipe
     from hybridtf.train import TrainResult
@@ -31,6 +33,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
     app.command("train")(train)
     app.command("eval")(evaluate)
+    app.command("stats")(stats)
 
 
 def train(
@@ -80,8 +83,12 @@ def _summary(result: TrainResult) -> str:
     line += f"{result.seconds:.0f} s of training, {result.eval_seconds:.0f} s of evaluation"
     if result.metrics is None:
         return line
-    scores = [f"{name} {value:.4f}" for name, value in result.metrics.items()]
-    return f"{line}; held out: {', '.join(scores)}"
+    line += f"; held out: {_scores(result.metrics)}"
+    return line if result.ema_metrics is None else f"{line}; of the average: {_scores(result.ema_metrics)}"
+
+
+def _scores(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
 
 
 def evaluate(
@@ -94,6 +101,7 @@ def evaluate(
         int | None, typer.Option("--max-tokens", min=1, help="Score only this many tokens, the first of each document.")
     ] = None,
     step: Step = None,
+    weights: Weights = "model",
     device: Device = None,
     output: Records = None,
     json: Json = False,
@@ -106,15 +114,14 @@ def evaluate(
     from hybridtf.core import DataError
 
     registries()
-    loaded = read_run(run, device, step)
+    loaded = read_run(run, device, step, weights)
     if loaded.recipe.task is None:
         raise DataError(f"{run}: its recipe has no section [task], so there is nothing to score it on")
     trained = loaded.recipe.train.seq_len if loaded.recipe.train is not None else 256
     with interruptible("nothing was written"):
         record = measure_quality(
-            run_subject(loaded, name_of(run)),
-            loaded.model,
-            loaded.recipe.task.load(0),
+            run_subject(loaded, name_of(run) + (" (ema)" if weights == "ema" else "")),
+            loaded.model, loaded.recipe.task.load(0),
             seq_len=seq_len or trained,
             batch_size=batch_size,
             max_tokens=max_tokens,
@@ -152,3 +159,47 @@ def _print_groups(record: Record) -> None:
         low_high = "" if score["interval"] is None else "{:.4f} to {:.4f}".format(*score["interval"])
         add_row(table, name, f"{score['value']:.4f}", low_high)
     print_table(table)
+
+
+STATISTICS = (
+    "grad_norm", "grad_rms", "weight_rms", "update_ratio", "activation_rms", "activation_max", "activation_zeros",
+    "activation_kurtosis",
+)
+"""Columns of the table of layers."""
+
+
+def stats(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    step: Annotated[int | None, typer.Option("--step", min=1, help="The line of this step. Default: the last.")] = None,
+    json: Json = False,
+) -> None:
+    """Show gradients, weights and activations of every layer.
+
+    The run must have been trained with train.stats_every.
+    """
+    line = _stats_line(run, step)
+    if json:
+        print_json(line)
+        return
+    heads = [name.replace("activation_", "act_") for name in STATISTICS]
+    table = make_table("layer", *heads, title=f"Layers at step {line['step']}", right=tuple(heads))
+    for name, layer in line["layers"].items():
+        label = name if "weights_of" not in layer else f"{name} (weights of {layer['weights_of']})"
+        values = [layer.get(statistic, "") for statistic in STATISTICS]
+        add_row(table, label, *("not finite" if v is None else v if isinstance(v, str) else f"{v:.3g}" for v in values))
+    print_table(table)
+
+
+def _stats_line(run: Path, step: int | None) -> dict[str, Any]:
+    from hybridtf.core import CheckpointError
+    from hybridtf.train import RunFolder, read_log
+
+    log = RunFolder(run).log
+    if not log.is_file():
+        raise CheckpointError(f"{log}: no such file; give the folder of a run")
+    lines = {line["step"]: line for line in read_log(log) if line.get("event") == "stats"}
+    if not lines:
+        raise CheckpointError(f"{run}: has no statistics of layers; train with --set train.stats_every=N")
+    if step is not None and step not in lines:
+        raise CheckpointError(f"{run}: has no statistics of step {step}. Steps: {', '.join(map(str, lines))}")
+    return lines[max(lines) if step is None else step]

@@ -77,7 +77,7 @@ class _Part(nn.Module, ABC):
     length). May be set by an instance."""
 
     splits: Mapping[str, Mapping[str, int]] = {}
-    """For each projection that is one matrix by its paper: the widths of its output roles, in order."""
+    """For each projection (or bare matrix) that is one by its paper: the widths of its output roles, in order."""
 
     def extra_results(self) -> bool:
         """The component returns a third value, :class:`Extras`."""

@@ -125,7 +125,7 @@ class Recurrent(SequenceMixer):
         self.d_hidden = config.d_hidden or ctx.d_model
         gates = GATES[self.cell]
         rows = len(gates) * self.d_hidden
-        self.splits = {"in_proj": dict.fromkeys(gates, self.d_hidden)}
+        self.splits = {name: dict.fromkeys(gates, self.d_hidden) for name in ("in_proj", "weight_hh")}
         self.in_proj = nn.Linear(ctx.d_model, rows, bias=config.bias, **ctx.factory)
         self.weight_hh = nn.Parameter(torch.empty(rows, self.d_hidden, **ctx.factory))
         self.bias_hh = nn.Parameter(torch.empty(rows, **ctx.factory)) if config.bias else None

@@ -60,8 +60,10 @@ class MQARRows(ConfigTable):
 
 
 class MQARConfig(TaskConfig):
-    """Multi-query associative recall; see the module for procedure, measure and sizes. ``train`` and ``test`` list the sizes
-    of rows; a batch has rows of one size, and ``train.seq_len`` must be the longest trained one.
+    """Multi-query associative recall: say the value of each key again, as Zoology asks it.
+
+    See the module for procedure, measure and sizes. ``train`` and ``test`` list the sizes of rows; a batch has rows of one
+    size, and ``train.seq_len`` must be the longest trained one.
     """
 
     type: Literal["mqar"] = "mqar"

@@ -1,9 +1,11 @@
 """Folders of a model on disk: a bare model, a checkpoint of a run, and the run itself.
 
-A model folder is ``{weights.safetensors, recipe.toml}``. A checkpoint adds ``trainer.safetensors`` and
-``trainer.json``, all that a resumed run needs; no pickle is written or read. A run folder is ``{recipe.toml,
-log.jsonl, checkpoints/}`` with ``checkpoints/step-00000100/`` and the file ``checkpoints/latest``, which names the
-newest. Every folder appears whole or not at all, and an old checkpoint is removed only once a newer one is complete.
+A model folder is ``{weights.safetensors, recipe.toml}``; weights too large for one file are
+``model-00001-of-00002.safetensors`` and so on with ``model.safetensors.index.json``, as the field's tools have them. A
+checkpoint adds ``trainer.safetensors`` and ``trainer.json``, and ``ema.safetensors`` where the run keeps an average: all
+that a resumed run needs; no pickle is written or read. A run folder is ``{recipe.toml, parameters.json, log.jsonl,
+checkpoints/}`` with ``checkpoints/step-00000100/`` and the file ``checkpoints/latest``, which names the newest. Every
+folder appears whole or not at all, and an old checkpoint is removed only once a newer one is complete.
 """
 
 from __future__ import annotations
@@ -16,23 +18,35 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, CheckpointError, HybridTFError, RecipeError, nearest
 from hybridtf.core.files import atomic_file, atomic_folder
-from hybridtf.models.weights import assign_weights, canonical_tensors, read_weights
+from hybridtf.models.weights import (
+    MAX_SHARD_BYTES,
+    StoredTensors,
+    assign_weights,
+    canonical_tensors,
+    is_stored,
+    missing_files,
+    read_weights,
+    total_bytes,
+    write_tensors,
+)
 from hybridtf.recipe import Recipe, load_recipe, to_toml
+from hybridtf.train.average import assign_average
 from hybridtf.train.config import TrainConfig
 
-WEIGHTS, RECIPE = "weights.safetensors", "recipe.toml"
-TRAINER_TENSORS, TRAINER = "trainer.safetensors", "trainer.json"
-CHECKPOINTS, LATEST = "checkpoints", "latest"
+WEIGHTS, SHARDED, RECIPE = "weights.safetensors", "model.safetensors", "recipe.toml"
+TRAINER_TENSORS, TRAINER, EMA = "trainer.safetensors", "trainer.json", "ema.safetensors"
+CHECKPOINTS, LATEST, PARAMETERS = "checkpoints", "latest", "parameters.json"
 MODEL_FILES, TRAINER_FILES = (WEIGHTS, RECIPE), (TRAINER_TENSORS, TRAINER)
+
+WhichWeights: TypeAlias = Literal["model", "ema"]
+"""Those that were trained, or their exponential average."""
 
 _STEP = re.compile(r"step-(\d{8,})")
 
@@ -50,35 +64,43 @@ class LoadedRun:
 # -- a model -----------------------------------------------------------------------------------------------------------
 
 
-def save_model(model: nn.Module, recipe: Recipe, path: str | Path) -> None:
-    """Write the model folder ``path``, whole or not at all.
+def save_model(
+    model: nn.Module, recipe: Recipe, path: str | Path, *, max_shard_bytes: int = MAX_SHARD_BYTES
+) -> None:
+    """Write the model folder ``path``, whole or not at all; weights of more than ``max_shard_bytes`` as several files.
 
     Raises :class:`CheckpointError` where the disk refuses or something else than a model is there.
     """
     path = Path(path)
-    if path.exists() and not (path.is_dir() and ((path / WEIGHTS).is_file() or not any(path.iterdir()))):
+    if path.exists() and not (path.is_dir() and (is_stored(weights_path(path)) or not any(path.iterdir()))):
         raise CheckpointError(f"{path}: is there already and is no model folder; nothing was written")
     with atomic_folder(path) as temporary:
-        _write_tensors(canonical_tensors(model), temporary / WEIGHTS)
+        _write_weights(model, temporary, max_shard_bytes)
         (temporary / RECIPE).write_text(to_toml(recipe), encoding="utf-8")
 
 
-def load_model(path: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> nn.Module:
+def load_model(
+    path: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None,
+    weights: WhichWeights = "model",
+) -> nn.Module:
     """The model of a model, checkpoint or run folder; see :func:`load_run`."""
-    return load_run(path, device=device, dtype=dtype).model
+    return load_run(path, device=device, dtype=dtype, weights=weights).model
 
 
 def load_run(
-    path: str | Path, *, device: torch.device | str = "cpu", step: int | None = None, dtype: torch.dtype | None = None
+    path: str | Path, *, device: torch.device | str = "cpu", step: int | None = None, dtype: torch.dtype | None = None,
+    weights: WhichWeights = "model",
 ) -> LoadedRun:
     """The model of a run folder (its newest checkpoint, or that of ``step``), a checkpoint folder or a model folder.
 
-    It is in eval mode, in the dtype it was saved in or in ``dtype``. Raises :class:`CheckpointError` for what is
-    missing, corrupt or does not fit.
+    ``weights = "ema"``: with the average that the run kept of its parameters. The model is in eval mode, in the dtype it was
+    saved in or in ``dtype``. Raises :class:`CheckpointError` for what is missing, corrupt or does not fit.
     """
     folder = find_checkpoint(path, step)
     recipe = read_recipe(folder)
-    tensors = read_weights(folder / WEIGHTS)
+    file = weights_path(folder)
+    tensors = read_weights(file)
+    average = read_average(folder) if weights == "ema" else None
     context = BuildContext(d_model=0, device=torch.device(device), param_dtype=_main_dtype(tensors))
     try:
         model: nn.Module = recipe.model.build(context)
@@ -86,10 +108,24 @@ def load_run(
         raise
     except HybridTFError as error:
         raise CheckpointError(f"{folder / RECIPE}: its model cannot be built here: {error}") from error
-    assign_weights(model, tensors, where=str(folder / WEIGHTS))
+    assign_weights(model, tensors, where=str(file))
+    if average is not None:
+        assign_average(model, average, where=str(folder / EMA))
     if dtype is not None:
         model.to(dtype)
     return LoadedRun(model.eval(), recipe, _step_of(folder), folder)
+
+
+def weights_path(folder: Path) -> Path:
+    """Where the weights of a model or checkpoint folder are, in one file or in several."""
+    return folder / (SHARDED if is_stored(folder / SHARDED) and not (folder / WEIGHTS).is_file() else WEIGHTS)
+
+
+def read_average(folder: Path) -> StoredTensors:
+    """The average of a checkpoint; :class:`CheckpointError` where its run keeps none."""
+    if not is_stored(folder / EMA):
+        raise CheckpointError(f"{folder / EMA}: no such file; a run keeps an average of its weights with train.ema_decay")
+    return read_weights(folder / EMA)
 
 
 def read_recipe(folder: Path) -> Recipe:
@@ -114,7 +150,7 @@ def find_checkpoint(path: str | Path, step: int | None = None) -> Path:
         siblings = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
         near = nearest(path.name, siblings)
         raise CheckpointError(f"{path}: no such folder{f'. Did you mean {str(path.parent / near)!r}?' if near else ''}")
-    if not path.is_dir() or not any((path / name).is_file() for name in (WEIGHTS, RECIPE)):
+    if not path.is_dir() or not ((path / RECIPE).is_file() or is_stored(weights_path(path))):
         raise CheckpointError(f"{path}: is no run, checkpoint or model folder (a model is {WEIGHTS} and {RECIPE})")
     if step is not None and step != _step_of(path):
         raise CheckpointError(f"{path}: is no run folder, so it has no step {step}")
@@ -133,18 +169,19 @@ def _step_of(folder: Path) -> int | None:
 
 
 def _missing(folder: Path, names: Sequence[str]) -> list[Path]:
-    return [folder / name for name in names if not (folder / name).is_file()]
+    """The files that are not there; of tensors in several files those that their index names."""
+    found: list[Path] = []
+    for name in names:
+        file = weights_path(folder) if name == WEIGHTS else folder / name
+        tensors = file.suffix == ".safetensors"
+        found += missing_files(file) if tensors else [] if file.is_file() else [file]
+    return found
 
 
-def _write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    try:
-        # One key alone: their order in the file is not fixed, and equal tensors are to give equal bytes.
-        save_file(plain, path, metadata={"format": "pt"})
-        path.chmod(0o644)
-    except SafetensorError as error:
-        # Its only way to say that the disk is full; atomic_folder turns the OSError into ours.
-        raise OSError(str(error)) from error
+def _write_weights(model: nn.Module, folder: Path, max_shard_bytes: int) -> None:
+    tensors = canonical_tensors(model)
+    name = WEIGHTS if total_bytes(tensors) <= max_shard_bytes else SHARDED
+    write_tensors(tensors, folder / name, max_shard_bytes=max_shard_bytes)
 
 
 # -- a run -------------------------------------------------------------------------------------------------------------
@@ -203,12 +240,17 @@ class RunFolder:
             raise CheckpointError(f"{self.path}: has no checkpoint{which}. Steps: {have}")
         return self._whole(found)
 
-    def save(self, step: int, model: nn.Module, recipe: Recipe, state: TrainerState) -> Path:
+    def save(
+        self, step: int, model: nn.Module, recipe: Recipe, state: TrainerState,
+        average: Mapping[str, Tensor] | None = None, *, max_shard_bytes: int = MAX_SHARD_BYTES,
+    ) -> Path:
         """Write the checkpoint of ``step`` and point ``latest`` at it; older ones stay, see :meth:`prune`."""
         folder = self.checkpoints / f"step-{step:08d}"
         with atomic_folder(folder) as temporary:
-            _write_tensors(canonical_tensors(model), temporary / WEIGHTS)
-            _write_tensors(state.tensors, temporary / TRAINER_TENSORS)
+            _write_weights(model, temporary, max_shard_bytes)
+            write_tensors(state.tensors, temporary / TRAINER_TENSORS, max_shard_bytes=max_shard_bytes)
+            if average is not None:
+                write_tensors(average, temporary / EMA, max_shard_bytes=max_shard_bytes)
             (temporary / TRAINER).write_text(json.dumps(dict(state.data), allow_nan=False, indent=1), encoding="utf-8")
             (temporary / RECIPE).write_text(to_toml(recipe), encoding="utf-8")
         with atomic_file(self.checkpoints / LATEST) as temporary:
@@ -232,6 +274,11 @@ class RunFolder:
     def write_recipe(self, recipe: Recipe) -> None:
         with atomic_file(self.recipe) as temporary:
             temporary.write_text(to_toml(recipe), encoding="utf-8")
+
+    def write_parameters(self, parameters: Mapping[str, Any]) -> None:
+        """Write ``parameters.json``: how each parameter is trained."""
+        with atomic_file(self.path / PARAMETERS) as temporary:
+            temporary.write_text(json.dumps(dict(parameters), indent=1) + "\n", encoding="utf-8")
 
     def _whole(self, folder: Path) -> Path:
         missing = _missing(folder, MODEL_FILES)

@@ -11,12 +11,15 @@ from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from hybridtf.core import ConfigError, RecipeError, Role, nearest
 from hybridtf.core.config import ConfigTable, tuples
+from hybridtf.models.weights import MAX_SHARD_BYTES
 from hybridtf.recipe import Recipe
 
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
 EvalContext: TypeAlias = Literal["window", "document"]
 CheckpointLayers: TypeAlias = Literal["none", "all"] | int | tuple[int, ...]
 EvalTokens: TypeAlias = Literal["all"] | Annotated[int, Field(ge=0)]
+MuonScale: TypeAlias = Literal["match_rms_adamw", "original"]
+SinkName: TypeAlias = Literal["tensorboard", "trackio", "wandb"]
 
 
 class RoleOptions(ConfigTable):
@@ -28,9 +31,30 @@ class RoleOptions(ConfigTable):
     """Not given: ``train.weight_decay``, or none for norms, biases and state parameters."""
 
 
+class MuonOptions(ConfigTable):
+    """What Muon does with matrices; their weight decay is that of the role ``matrix``."""
+
+    lr: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """The highest learning rate of matrices; not given: ``train.lr``. It follows the same schedule."""
+    momentum: float = Field(default=0.95, ge=0, lt=1)
+    nesterov: bool = True
+    scale: MuonScale = "match_rms_adamw"
+    """The size of an update of a matrix (out in): 0.2 sqrt(max(out, in)), about that of AdamW, so that one ``lr`` serves both
+    (Liu et al. 2025, arXiv 2502.16982); or sqrt(max(1, out / in)), for rates of about 0.02."""
+    ns_steps: int = Field(default=5, gt=0, lt=100)
+    """Newton-Schulz steps."""
+    ns_coefficients: tuple[float, float, float] = (3.4445, -4.775, 2.0315)
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """Of the Newton-Schulz steps; ``auto``: bf16 on a GPU, else fp32; float64 parameters keep float64 but for bf16."""
+
+
 def _role_options(value: Any) -> Any:
     # Made here and not by pydantic, so that an unknown option is answered with this table's names.
     return RoleOptions(**value) if isinstance(value, Mapping) else value
+
+
+def _muon_options(value: Any) -> Any:
+    return MuonOptions(**value) if isinstance(value, Mapping) else value
 
 
 def _layers(value: Any) -> CheckpointLayers:
@@ -70,7 +94,10 @@ class TrainConfig(ConfigTable):
     accumulation: int = Field(default=1, gt=0)
     """Forward passes of one optimizer step: it learns from ``batch_size * accumulation`` rows."""
 
-    optimizer: Literal["adamw"] = "adamw"
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """``muon``: Muon for the matrices, AdamW for everything else."""
+    muon: Annotated[MuonOptions | None, BeforeValidator(_muon_options)] = None
+    """Options of Muon; only with ``optimizer = "muon"``, which without them takes the defaults."""
     lr: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
     """The highest learning rate of the schedule."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -113,6 +140,28 @@ class TrainConfig(ConfigTable):
     save_every: int = Field(default=500, gt=0)
     """Steps between checkpoints; one is always saved at the end, on Ctrl-C and on SIGTERM."""
     keep_checkpoints: int = Field(default=2, gt=0)
+    max_shard_bytes: int = Field(default=MAX_SHARD_BYTES, gt=0)
+    """Tensors of a checkpoint that need more than this are written as several files and an index."""
+
+    ema_decay: float | None = Field(default=None, gt=0, lt=1)
+    """Keep an exponential average of the parameters, which update t (from 0) decays by min(this, (1 + t) / (10 + t))."""
+    ema_every: int = Field(default=1, gt=0)
+    """Steps between updates of the average."""
+    eval_ema: bool = False
+    """Every evaluation scores the average too."""
+
+    stats_every: int | None = Field(default=None, gt=0)
+    """Steps between lines about gradients, weights and activations of every layer; not given: none."""
+    sinks: tuple[SinkName, ...] = ()
+    """Where log lines are sent beside ``log.jsonl``; needs the extra ``track``."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _muon(cls, data: Any) -> Any:
+        # The options that were used are to stand in the resolved recipe.
+        if isinstance(data, Mapping) and data.get("optimizer") == "muon" and data.get("muon") is None:
+            return {**data, "muon": {}}
+        return data
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -124,6 +173,12 @@ class TrainConfig(ConfigTable):
             raise ValueError(f"warmup = {self.warmup} is neither a share of the run (below 1) nor whole steps")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be from 0 to below 1, got {list(self.betas)}")
+        if self.muon is not None and self.optimizer != "muon":
+            raise ValueError(f"muon gives options of Muon, and optimizer is {self.optimizer!r}; give optimizer = 'muon'")
+        if self.ema_decay is None and (self.eval_ema or self.ema_every != 1):
+            raise ValueError("eval_ema and ema_every are about an average that is not kept; give ema_decay")
+        if len(set(self.sinks)) != len(self.sinks):
+            raise ValueError(f"sinks names one twice: {list(self.sinks)}")
         for name, weight in self.loss_weights.items():
             if not math.isfinite(weight):
                 raise ValueError(f"loss_weights.{name} must be finite, got {weight}")
@@ -131,8 +186,8 @@ class TrainConfig(ConfigTable):
 
 
 MAY_CHANGE: frozenset[str] = frozenset({
-    "steps", "tokens", "epochs", "log_every", "eval_every", "eval_tokens", "eval_context", "save_every",
-    "keep_checkpoints",
+    "steps", "tokens", "epochs", "log_every", "eval_every", "eval_tokens", "eval_context", "eval_ema",
+    "save_every", "keep_checkpoints", "max_shard_bytes", "stats_every", "sinks",
 })
 """Options of ``[train]`` that a resumed run may change."""
 

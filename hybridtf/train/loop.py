@@ -15,7 +15,8 @@ from hybridtf.recipe import Recipe
 from hybridtf.train.checkpoint import RunFolder, read_recipe
 from hybridtf.train.interrupt import StopSignals
 from hybridtf.train.progress import Reporter, Style
-from hybridtf.train.run import Run, StepReport, TrainResult, step_of
+from hybridtf.train.results import StepReport, TrainResult
+from hybridtf.train.run import Run, step_of
 from hybridtf.train.trainer_state import refuse_changes
 
 
@@ -43,7 +44,7 @@ def train(
     with torch.random.fork_rng(devices=[chosen] if chosen.type == "cuda" else []):
         run = Run(recipe, folder, chosen, on_step)
         run.start(resume=resume, init_from=init_from)
-        with Reporter(run.total, progress) as run.reporter, StopSignals() as run.stop:
+        with Reporter(run.total, progress) as run.reporter, run.open_sinks(), StopSignals() as run.stop:
             return run.loop()
 
 

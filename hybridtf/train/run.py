@@ -5,87 +5,38 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
 from hybridtf.core import BuildContext, CheckpointError, ConfigError, NonFiniteError, RecipeError, kernels_used
 from hybridtf.models import LanguageModel
 from hybridtf.models.weights import load_weights
-from hybridtf.recipe import Recipe
-from hybridtf.tasks import Batch, Stream, Task
-from hybridtf.train.checkpoint import WEIGHTS, RunFolder, find_checkpoint, read_trainer_state
-from hybridtf.train.config import EvalTokens, TrainConfig, train_config
+from hybridtf.recipe import Recipe, to_toml
+from hybridtf.tasks import Batch, Task
+from hybridtf.train.average import Average
+from hybridtf.train.checkpoint import RunFolder, find_checkpoint, read_average, read_trainer_state, weights_path
+from hybridtf.train.config import train_config
 from hybridtf.train.evaluate import EvalResult, evaluate, group_metrics
 from hybridtf.train.interrupt import StopSignals
 from hybridtf.train.log import Log
 from hybridtf.train.nonfinite import locate
-from hybridtf.train.optimizer import build_optimizer, set_lr
+from hybridtf.train.optimizer import build_optimizer, describe_parameters, set_lr
 from hybridtf.train.precision import DTYPES, check_precision, make_scaler
 from hybridtf.train.progress import Reporter, counted
 from hybridtf.train.recompute import set_checkpointed
+from hybridtf.train.results import StepReport, TrainResult, bytes_per_token, planned_steps, planned_tokens
 from hybridtf.train.schedule import lr_factor, warmup_steps
+from hybridtf.train.sinks import Sinks, check_sinks
+from hybridtf.train.stats import LayerStats, watch_eagerly
 from hybridtf.train.step import Sums, accumulate, after_step, check_loss_weights, clip
 from hybridtf.train.trainer_state import Counters, Place, pack_state, set_random, take_place, unpack_state
 
 LOWEST_SCALE = 1.0
 """Under fp16 a gradient that overflows at this scale of the loss is a fault, not a scale that is too high."""
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """What ``on_step`` is told after every step (from 1): ``loss`` in nats a token, the ``norm`` before clipping."""
-
-    step: int
-    loss: float
-    lr: float
-    norm: float
-    n_tokens: int
-    model: LanguageModel
-
-
-@dataclass(frozen=True, eq=False)
-class TrainResult:
-    """A finished run: its folder, last checkpoint, the model, and what the last evaluation found.
-
-    ``tokens``: those that training scored. ``seconds``: of training; ``eval_seconds``: of evaluation, in this call.
-    ``metrics``: of the evaluation at the end, None where none was asked for. ``evaluation``: all of it, where this call
-    made it; a finished run that is resumed is not evaluated again.
-    """
-
-    path: Path
-    checkpoint: Path
-    recipe: Recipe
-    model: LanguageModel
-    steps: int
-    tokens: int
-    seconds: float
-    evaluation: EvalResult | None
-    metrics: Mapping[str, float] | None
-    eval_seconds: float
-
-
-@runtime_checkable
-class HasEpochs(Protocol):
-    """A stream that knows how many rows an epoch has."""
-
-    @property
-    def rows_in_epoch(self) -> int: ...
-
-
-def planned_steps(config: TrainConfig, stream: Stream) -> int:
-    """Optimizer steps of the run. Raises :class:`ConfigError` for epochs of a task that has none."""
-    rows = config.batch_size * config.accumulation
-    if config.steps is not None:
-        return config.steps
-    if config.tokens is not None:
-        return -(-config.tokens // (rows * config.seq_len))
-    if not isinstance(stream, HasEpochs):
-        raise ConfigError("train.epochs: this task makes its data as it goes and has no epochs; give steps or tokens")
-    return math.ceil((config.epochs or 0.0) * stream.rows_in_epoch / rows)
 
 
 class _StopEvaluation(Exception):
@@ -96,6 +47,7 @@ class Run:
     """One run: what it is made of, and its loop."""
 
     reporter: Reporter
+    sinks: Sinks
     stop: StopSignals
 
     def __init__(
@@ -104,6 +56,7 @@ class Run:
         self.folder, self.device, self.on_step = folder, device, on_step
         self.config = config = train_config(recipe)
         check_precision(config.precision, device)
+        check_sinks(config.sinks)
         if recipe.task is None:
             raise RecipeError("", [("task", "the recipe has no section [task]; training needs one")])
         self.task: Task = recipe.task.load(config.seed)
@@ -121,13 +74,16 @@ class Run:
         check_loss_weights(self.model, config.loss_weights)
         set_checkpointed(self.model, config.checkpoint_layers)
         self.optimizer = build_optimizer(self.model, config)
+        self.average: Average | None = None
         self.scaler = make_scaler(config.precision, device)
         used = recipe.resolved(kernels=kernels_used(self.model), seed=config.seed)
         self.recipe = used.model_copy(update={"train": config})
-        self.bytes_per_token = _bytes_per_token(self.task)
+        self.bytes_per_token = bytes_per_token(self.task)
         self.counters = Counters()
         self.evaluation: EvalResult | None = None
         self.metrics: Mapping[str, float] | None = None
+        self.ema_metrics: Mapping[str, float] | None = None
+        self.stats: Mapping[str, Any] | None = None
         self.eval_seconds = 0.0
         self.resumed = False
 
@@ -138,23 +94,34 @@ class Run:
         self.folder.clean()
         torch.manual_seed(self.config.seed)
         if init_from is not None:
-            load_weights(self.model, find_checkpoint(init_from) / WEIGHTS)
+            load_weights(self.model, weights_path(find_checkpoint(init_from)))
         if resume:
             found = self.folder.checkpoint()
-            load_weights(self.model, found / WEIGHTS)
+            load_weights(self.model, weights_path(found))
             self.counters = unpack_state(
                 read_trainer_state(found), self.stream, self.optimizer, self.scaler, self.device, where=str(found)
             )
             if self.counters.step > self.total:
                 raise ConfigError(f"the run is at step {self.counters.step}, past the {counted(self.total, 'step')} asked for")
+        if self.config.ema_decay is not None:
+            self.average = Average(self.model, self.config.ema_decay, self.config.ema_every)
+            if resume:
+                self.average.load(read_average(found), where=str(found))
         self.resumed = resume
         self.log = Log(self.folder.log, after=self.counters.step if resume else None)
         self.folder.write_recipe(self.recipe)
+        self.folder.write_parameters(describe_parameters(self.optimizer))
         self.model.train()
         if self.config.compile:
             self.model.compile()
         if not resume:
             self.save()
+
+    def open_sinks(self) -> Sinks:
+        """Open the sinks, which the caller closes."""
+        config = tomllib.loads(to_toml(self.recipe))
+        self.sinks = Sinks(self.config.sinks, self.folder.path, config, resumed=self.resumed, say=self.reporter.say)
+        return self.sinks
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
@@ -169,6 +136,8 @@ class Run:
             at_end = counters.step == self.total
             if counters.step % config.log_every == 0 or at_end:
                 self.write_log()
+            if self.stats is not None:
+                self.record("stats", self.stats)
             if self.evaluation_due():
                 self.evaluate()
             if counters.step % config.save_every == 0 or at_end or self.stop.received:
@@ -181,7 +150,8 @@ class Run:
             raise self.stop.error(counters.step, self.folder.checkpoint(counters.step))
         return TrainResult(
             self.folder.path, self.folder.checkpoint(counters.step), self.recipe, self.model, counters.step,
-            counters.tokens, counters.seconds, self.evaluation, self.metrics, self.eval_seconds,
+            counters.tokens, counters.seconds, self.evaluation, self.metrics, self.ema_metrics,
+            self.eval_seconds,
         )
 
     def step(self) -> None:
@@ -193,10 +163,14 @@ class Run:
         lr = config.lr * lr_factor(config, counters.step, self.total)
         set_lr(self.optimizer, lr)
         self.optimizer.zero_grad(set_to_none=True)
-        sums = accumulate(self.model, batches, config, self.scaler, self.device)
+        stats = self.layer_stats(place, batches)
+        with stats.watching() if stats is not None and not config.compile else contextlib.nullcontext():
+            sums = accumulate(self.model, batches, config, self.scaler, self.device)
         if not sums.finite():
             raise self.not_finite("loss", place, batches)
         self.scaler.unscale_(self.optimizer)
+        if stats is not None:
+            stats.before_update()
         norm = clip(self.model, config.clip_norm)
         if not math.isfinite(norm) and not (self.scaler.is_enabled() and self.scaler.get_scale() > LOWEST_SCALE):
             raise self.not_finite("gradient", place, batches)
@@ -204,6 +178,9 @@ class Run:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         after_step(self.model)
+        self.stats = None if stats is None else stats.after_update()
+        if self.average is not None:
+            self.average.update(self.model, counters.step + 1)
         seconds = time.perf_counter() - began
         counters.step += 1
         counters.tokens += sums.n_tokens
@@ -214,6 +191,22 @@ class Run:
         self.reporter.step(counters.step, self.eta())
         if self.on_step is not None:
             self.on_step(self.last)
+
+    def layer_stats(self, place: Place, batches: list[Batch]) -> LayerStats | None:
+        """What watches the coming step, where it is to be watched; random states stay as they are."""
+        every = self.config.stats_every
+        if every is None or (self.counters.step + 1) % every:
+            return None
+        stats = LayerStats(self.model)
+        if self.config.compile:
+            watch_eagerly(stats, self.model, batches, self.config)
+            set_random(place.random, self.device)
+        return stats
+
+    def record(self, event: str, values: Mapping[str, Any]) -> None:
+        """Add a line of the step just done to the log, and send it to the sinks."""
+        self.log.write(event, self.counters.step, values)
+        self.sinks.write(event, self.counters.step, values)
 
     def eta(self) -> float:
         """Seconds of training that are left."""
@@ -232,7 +225,7 @@ class Run:
         }
         if sums.losses:
             line["losses"] = sums.means()
-        self.log.write("train", counters.step, line)
+        self.record("train", line)
         self.reporter.logged(counters.step, line, self.eta())
         counters.since_log, counters.seconds_since_log = Sums(), 0.0
 
@@ -249,11 +242,14 @@ class Run:
         if line is None or self.log.after != self.total or not self.eval_options().items() <= line.items():
             return False
         self.metrics = {name: line[name] for name in line["metrics"]}
+        averaged = line.get("ema")
+        self.ema_metrics = None if averaged is None else {name: averaged[name] for name in line["metrics"]}
         return True
 
     def eval_options(self) -> dict[str, Any]:
         """The options of an evaluation that a resumed run may change."""
-        return {"eval_tokens": self.config.eval_tokens, "eval_context": self.config.eval_context}
+        options = {"eval_tokens": self.config.eval_tokens, "eval_context": self.config.eval_context}
+        return options | ({"eval_ema": True} if self.config.eval_ema else {})
 
     def evaluate(self) -> None:
         """Score the held-out side and log it, leaving every random state as it was; a signal ends it without result."""
@@ -261,17 +257,14 @@ class Run:
         if config.eval_tokens == 0 or self.stop.received:
             return
         began = time.perf_counter()
-        self.reporter.evaluating(self.counters.step, _planned(self.task, config.eval_tokens))
+        self.reporter.evaluating(self.counters.step, planned_tokens(self.task, config.eval_tokens))
         place = take_place(self.stream, self.device)
-        # Compiled code is for the steps of training: states that grow would be compiled anew at every call.
-        eager = torch.compiler.set_stance("force_eager") if config.compile else contextlib.nullcontext()
+        averaged: EvalResult | None = None
         try:
-            with eager:
-                result = evaluate(
-                    self.model, self.task, seq_len=config.seq_len, batch_size=config.batch_size,
-                    max_tokens=None if config.eval_tokens == "all" else config.eval_tokens,
-                    context=config.eval_context, precision=config.precision, on_batch=self._on_batch,
-                )
+            result = self.score()
+            if self.average is not None and config.eval_ema:
+                with self.average.in_place(self.model):
+                    averaged = self.score()
         except _StopEvaluation:
             return
         finally:
@@ -279,15 +272,28 @@ class Run:
         seconds = time.perf_counter() - began
         self.evaluation, self.metrics = result, result.metrics
         self.eval_seconds += seconds
-        values = {"tokens": self.counters.tokens, "loss": result.loss, "n_tokens": result.n_tokens, **result.metrics}
-        how = {"seconds": seconds, **self.eval_options(), "metrics": list(result.metrics)}
+        values: dict[str, Any] = {"tokens": self.counters.tokens, **_scores(result), "n_tokens": result.n_tokens}
         groups = group_metrics(self.task, result)
-        how |= {"groups": groups} if groups else {}
-        self.log.write("eval", self.counters.step, values | how)
-        measured = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+        values |= {"groups": groups} if groups else {}
+        if averaged is not None:
+            self.ema_metrics = averaged.metrics
+            values["ema"] = _scores(averaged)
+        self.record("eval", values | {"seconds": seconds, **self.eval_options(), "metrics": list(result.metrics)})
+        measured = _in_words(result) + (f"; average: {_in_words(averaged)}" if averaged is not None else "")
         self.reporter.say(f"step {self.counters.step}/{self.total}  held out ({counted(result.n_tokens, 'token')}): {measured}")
         for name, metrics in groups.items():
             self.reporter.say(f"    {name}: {self.task.metric} {metrics[self.task.metric]:.4f}")
+
+    def score(self) -> EvalResult:
+        """The held-out result of the model as it is."""
+        config = self.config
+        # Compiled code is for the steps of training: states that grow would be compiled anew at every call.
+        with torch.compiler.set_stance("force_eager") if config.compile else contextlib.nullcontext():
+            return evaluate(
+                self.model, self.task, seq_len=config.seq_len, batch_size=config.batch_size,
+                max_tokens=None if config.eval_tokens == "all" else config.eval_tokens,
+                context=config.eval_context, precision=config.precision, on_batch=self._on_batch,
+            )
 
     def _on_batch(self, n_tokens: int) -> None:
         if self.stop.received:
@@ -300,7 +306,10 @@ class Run:
         here = place or take_place(self.stream, self.device)
         state = pack_state(counters, here, self.optimizer, self.scaler, self.device)
         try:
-            path = self.folder.save(counters.step, self.model, self.recipe, state)
+            path = self.folder.save(
+                counters.step, self.model, self.recipe, state, None if self.average is None else self.average.tensors,
+                max_shard_bytes=self.config.max_shard_bytes,
+            )
         except CheckpointError as error:
             latest = self.folder.latest()
             kept = "No earlier checkpoint exists" if latest is None else f"The run can be resumed from {latest}"
@@ -338,17 +347,9 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2].removesuffix(".old"))
 
 
-def _planned(task: Task, eval_tokens: EvalTokens) -> str:
-    """How many held-out tokens an evaluation scores, in words."""
-    if eval_tokens == "all":
-        return "all"
-    held_out = [split.n_tokens for split in task.splits() if split.name == "held_out" and split.n_tokens]
-    return f"up to {min([eval_tokens, *held_out]):,}"
+def _scores(result: EvalResult) -> dict[str, float]:
+    return {"loss": result.loss, **result.metrics}
 
 
-def _bytes_per_token(task: Task) -> float | None:
-    """UTF-8 bytes a token of the training side; None for tasks that are not text."""
-    for split in task.splits():
-        if split.name == "train" and split.n_tokens and split.n_bytes:
-            return split.n_bytes / split.n_tokens
-    return None
+def _in_words(result: EvalResult) -> str:
+    return "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())

@@ -10,8 +10,8 @@ from hybridtf.bench import Subject, count_bytes, measure_memory, predict_bytes
 from hybridtf.bench.live_bytes import LiveBytes, WithoutMemory, storage_bytes
 from hybridtf.bench.longest import longest_length
 from hybridtf.bench.memory import longest_that_fits, on_gpu, predictor
-from hybridtf.core import ConfigError
-from tests.bench.bench_cases import Line, Table, subject
+from hybridtf.core import ConfigError, param_specs
+from tests.bench.bench_cases import TRAIN, Line, Table, recipe, subject
 
 
 def test_live_bytes_follow_tensors():
@@ -69,6 +69,23 @@ def test_predictions_equal_counts_byte_for_byte(phase, pattern):
     predict = predictor(one, phase, 2)
     for length in (1, 37):
         assert predict(length) == count_bytes(one, phase, 2, length)
+
+
+def test_the_optimizer_of_the_recipe_is_counted():
+    def measured(optimizer):
+        made = recipe("m a", train={**TRAIN, "optimizer": optimizer})
+        one = Subject.from_recipe(made, "tiny")
+        found = count_bytes(one, "train", 2, 9)
+        assert predict_bytes(one, "train", 2, 9) == found
+        return one.build(), found.optimizer
+
+    model, with_muon = measured("muon")
+    specs = param_specs(model)
+    matrices = [p for name, p in model.named_parameters() if specs[name].role == "matrix"]
+    rest = [p for name, p in model.named_parameters() if specs[name].role != "matrix"]
+    moments = 4 * sum(p.numel() for p in matrices) + sum(8 * p.numel() + 4 for p in rest)
+    assert with_muon == moments
+    assert with_muon < measured("adamw")[1]
 
 
 def test_a_prediction_needs_no_memory():

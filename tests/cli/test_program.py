@@ -35,16 +35,17 @@ OPTIONS = {
         "RECIPES... --context --device --eval-tokens --json --limit --max-documents --output --repeats --seeds --set --steps -o"
     ),
     "doctor": "--json",
-    "eval": "RUN --batch-size --device --json --max-tokens --output --seq-len --step -o",
+    "eval": "RUN --batch-size --device --json --max-tokens --output --seq-len --step --weights -o",
     "generate": (
         "RUN --beams --compile --device --draft --json --length-penalty --max-new-tokens --min-p --n-draft --prompt "
-        "--prompt-file --repetition-penalty --seed --step --stop --temperature --top-k --top-p -n"
+        "--prompt-file --repetition-penalty --seed --step --stop --temperature --top-k --top-p --weights -n"
     ),
     "list": "KIND --json --verbose -v",
     "plugins": "--json",
     "report": "SOURCES... --charts --json --output --skip-corrupt --title -o",
     "schema": "--output -o",
     "show": "RECIPE --json --length --set",
+    "stats": "RUN --json --step",
     "train": "RECIPE --device --from --output --resume --seed --set -o",
 }
 """Every command with its arguments and options: what scripts of users rely on."""

@@ -288,3 +288,31 @@ def test_colour_only_where_it_is_wanted(recipe: str, monkeypatch: pytest.MonkeyP
     assert "\x1b[36m" in ok("show", recipe).stdout
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[3" not in ok("show", recipe).stdout
+
+
+# -- averages and statistics -------------------------------------------------------------------------------------------
+
+
+def test_averages_and_statistics_of_a_run(recipe: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = ["optimizer=muon", "ema_decay=0.5", "eval_ema=true", "eval_tokens=64", "stats_every=2"]
+    result = ok("train", recipe, "-o", out, *(word for option in options for word in ("--set", f"train.{option}")))
+    assert re.search(r"held out: bits_per_byte [\d.]+, .*; of the average: bits_per_byte [\d.]+", result.stdout)
+    table = ok("stats", out).stdout
+    assert "Layers at step 4" in table
+    assert all(name in table for name in ("stem", "0.m", "3.a", "final_norm", "update_ratio", "act_kurtosis"))
+    line = as_json("stats", out, "--step", 2)
+    assert (line["event"], line["step"]) == ("stats", 2)
+    assert "has no statistics of step 3. Steps: 2, 4" in refused("stats", out, "--step", 3)
+    scores = {which: as_json("eval", out, "--max-tokens", 64, "--weights", which) for which in ("model", "ema")}
+    assert scores["model"]["value"] != scores["ema"]["value"]
+    assert scores["ema"]["recipe"] == f"{out.as_posix()} (ema)"
+    texts = {which: ok("generate", out, "-n", 8, "--prompt", "a", "--weights", which).stdout for which in ("model", "ema")}
+    assert len(texts) == 2
+    assert "--weights emaa: Did you mean 'ema'?" in refused("eval", out, "--weights", "emaa")
+
+
+def test_a_run_without_averages_and_statistics(trained: Path, tmp_path: Path) -> None:
+    assert "train.ema_decay" in refused("eval", trained, "--weights", "ema")
+    assert "train with --set train.stats_every=N" in refused("stats", trained)
+    assert "log.jsonl: no such file" in refused("stats", tmp_path)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, ConfigError, Segments
 from hybridtf.mixers import MambaConfig
+from tests.strict_float64 import StrictFloat64
 
 D = 12
 
@@ -125,8 +126,6 @@ RENAMED = {
 @pytest.mark.parametrize("name", ["mamba", "falcon_mamba", "jamba"])
 def test_equals_the_mixers_of_transformers(name: str, bias: bool, conv_bias: bool) -> None:
     theirs, options = published(name, bias, conv_bias)
-    from tests.models.test_parity_transformers import StrictFloat64
-
     ours = build(**options)
     pairs = {k: dict(theirs.named_parameters())[RENAMED.get(k, k)] for k, _ in ours.named_parameters()}
     assert len(pairs) == len(list(theirs.parameters()))

@@ -99,7 +99,7 @@ def test_starts(config_cls, options, layer_cls):
     for name, part in parts.items():
         assert (part == (1.0 if name == "f" else 0.0)).all()
     assert not mixer.bias_hh.any()
-    assert mixer.splits == {"in_proj": dict.fromkeys(gates, D)}
+    assert mixer.splits == {name: dict.fromkeys(gates, D) for name in ("in_proj", "weight_hh")}
 
 
 def test_the_forget_gate_starts_where_it_is_told():

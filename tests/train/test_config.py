@@ -2,7 +2,7 @@ import pytest
 
 from hybridtf.core import RecipeError
 from hybridtf.recipe import load_recipe, parse_recipe, recipe_schema, to_toml
-from hybridtf.train import RoleOptions, TrainConfig, train_config
+from hybridtf.train import MuonOptions, RoleOptions, TrainConfig, train_config
 from tests.train.runs import recipe, table
 
 
@@ -79,10 +79,12 @@ def test_round_trip_with_every_option_away_from_its_default(tmp_path):
         roles=roles, optimizer_form="loop", clip_norm=0.5, loss_weights={"router": 0.1}, schedule="wsd", warmup=7,
         min_lr_fraction=0.3, decay_fraction=0.4, precision="bf16", checkpoint_layers=[0, 1], compile=True, seed=5,
         log_every=3, eval_every=4, eval_tokens=9, eval_context="document", save_every=11, keep_checkpoints=5,
+        optimizer="muon", muon={"lr": 0.02, "scale": "original", "ns_coefficients": [3.0, -3.2, 1.2]}, max_shard_bytes=9,
+        ema_decay=0.9, ema_every=3, eval_ema=True, stats_every=7, sinks=["wandb", "trackio"],
     )
     default = TrainConfig(epochs=1)
     same = {name for name in TrainConfig.model_fields if getattr(config, name) == getattr(default, name)}
-    assert same == {"steps", "tokens", "optimizer"}
+    assert same == {"steps", "tokens"}
     made = recipe(tmp_path).model_copy(update={"train": config})
     (tmp_path / "recipe.toml").write_text(to_toml(made))
     assert load_recipe(tmp_path / "recipe.toml", sections={"train": TrainConfig}).train == config
@@ -104,3 +106,22 @@ def test_the_schema_has_every_option():
     choices = str(table["properties"]["checkpoint_layers"])
     assert all(word in choices for word in ("'none'", "'all'", "integer", "array"))
     assert all(word in str(table["properties"]["eval_tokens"]) for word in ("'all'", "integer", "100000"))
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"muon": {"lr": 0.1}}, "muon gives options of Muon, and optimizer is 'adamw'"),
+    ({"optimizer": "muon", "muon": {"momentun": 0.9}}, "Did you mean 'momentum'"),
+    ({"optimizer": "muon", "muon": {"momentum": 1.0}}, "muon.momentum"),
+    ({"eval_ema": True}, "give ema_decay"), ({"ema_every": 2}, "give ema_decay"), ({"ema_decay": 1.0}, "ema_decay"),
+    ({"sinks": ["wandb", "wandb"]}, "names one twice"), ({"sinks": ["mlflow"]}, "tensorboard"),
+])
+def test_options_that_make_no_sense(options, words):
+    with pytest.raises(RecipeError, match=words):
+        TrainConfig(steps=1, **options)
+
+
+def test_muon_without_options_has_the_defaults_and_shows_them():
+    config = TrainConfig(steps=1, optimizer="muon")
+    assert config.muon == MuonOptions()
+    assert config.to_dict()["muon"]["ns_steps"] == 5
+    assert TrainConfig(steps=1).muon is None

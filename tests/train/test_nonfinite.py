@@ -78,16 +78,16 @@ def test_a_checkpoint_of_the_step_before_is_not_written_again(tmp_path):
 
 
 def test_on_a_full_disk_the_last_checkpoint_is_named(tmp_path, monkeypatch):
-    import hybridtf.train.checkpoint as checkpoint_module
+    import hybridtf.models.weights as weights_module
 
-    real = checkpoint_module.save_file
+    real = weights_module.save_file
 
     def full(tensors, path, metadata):
         if "step-00000003" in str(path):
-            raise checkpoint_module.SafetensorError("No space left on device (os error 28)")
+            raise weights_module.SafetensorError("No space left on device (os error 28)")
         real(tensors, path, metadata=metadata)
 
-    monkeypatch.setattr(checkpoint_module, "save_file", full)
+    monkeypatch.setattr(weights_module, "save_file", full)
     with pytest.raises(NonFiniteError, match=r"step-00000002, of step 2$"):
         run(recipe(tmp_path, save_every=2), tmp_path / "out", on_step=poison(3, "final_norm.weight", float("nan")))
 
