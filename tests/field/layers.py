@@ -23,10 +23,7 @@ VOCAB = 17
 def config(name: str, **options: Any) -> ComponentConfig:
     """A mixer's smallest honest instance, with ``options`` changed."""
     registry = active()["mixers"]
-    if name in registry.presets():
-        small = preset_config("mixers", name)
-    else:
-        small = registry.get(name).tiny()
+    small = preset_config("mixers", name) if name in registry.presets() else registry.get(name).tiny()
     return registry.make({**small.to_dict(), **options})
 
 

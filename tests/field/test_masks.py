@@ -9,7 +9,7 @@ from hybridtf.core import Segments, active
 from hybridtf.ops.attention import AttentionMask
 from tests.field.layers import EVERY, F32, F64, config, every, mixer, same
 
-FORMS = [kernel for kernel in active().kernels.of("attention")]
+FORMS = active().kernels.of("attention")
 every_form = pytest.mark.parametrize("form", FORMS, ids=lambda kernel: kernel.name)
 WITH_DROPOUT = [name for name in EVERY if "dropout" in type(config(name)).model_fields]
 
@@ -62,6 +62,7 @@ def test_positions_masked_twice_do_not_overflow(name, dtype):
     mask = torch.tensor([[0, 0, 0, 1, 1]]).bool()
     y, state = layer(x, segments=Segments.from_mask(mask), state=layer.init_state(1))
     assert y.isfinite().all()
+    assert layer(x[:, 4:], state=state)[0].isfinite().all()
     want = wide(x[:, 3:].double())[0]
     torch.testing.assert_close(y[:, 3:].double(), want, rtol=0, atol=(1e-5 if dtype == F32 else 5e-2) * float(want.abs().max()))
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hybridtf.core import Segments
+from hybridtf.core import BuildContext, Segments, active
+from hybridtf.models import LanguageModelConfig
 from hybridtf.testing.compare import close_rows
-from tests.field.layers import F32, F64, every, hybrid, mixer, model, pieces, same, solo
+from tests.field.layers import F32, F64, VOCAB, every, hybrid, mixer, model, same, solo
 
 
 @every
@@ -110,3 +111,32 @@ def test_pieces_of_a_packed_row_keep_their_boundaries():
         state, at = result.state, at + size
         out.append(result.logits)
     same(torch.cat(out, 1), net(ids, segments=segments).logits)
+
+
+CHANNEL = {name: made.tiny() for name, made in active()["channel_mixers"].configs().items()}
+if "moe" in CHANNEL:
+    losing = {**CHANNEL["moe"].to_dict(), "balance_loss": 0.1, "z_loss": 0.1}
+    CHANNEL["moe with losses"] = active()["channel_mixers"].make(losing)
+
+
+@pytest.mark.parametrize("name", CHANNEL)
+@torch.no_grad()
+def test_neighbours_and_pads_do_not_reach_channel_mixers_and_their_losses(name):
+    """Experts have room for every token, and pads are not counted."""
+    blocks = {"a": {"mixer": {"type": "mamba2", "d_state": 4, "head_dim": 4}, "channel_mixer": CHANNEL[name]}}
+    net = LanguageModelConfig(vocab_size=VOCAB, d_model=16, pattern="a a", blocks=blocks)
+    net = net.build(BuildContext(d_model=16, param_dtype=F64)).eval()
+    ids = torch.randint(0, VOCAB, (1, 12))
+    packed = net(ids, segments=Segments.from_ids(torch.tensor([[1, 1, 1, 0, 0, 2, 2, 2, 2, 2, 3, 0]])))
+    documents = [net(ids[:, start:stop]) for start, stop in ((0, 3), (5, 10), (10, 11))]
+    same(packed.logits[:, [*range(3), *range(5, 11)]], torch.cat([d.logits for d in documents], 1))
+    assert bool(packed.losses) == (name == "moe with losses")
+    for key, (total, count) in packed.losses.items():
+        same(total, sum(d.losses[key][0] for d in documents))
+        assert int(count) == sum(int(d.losses[key][1]) for d in documents)
+    state, out = net.init_state(1), []
+    for t in range(12):
+        result = net(ids[:, t : t + 1], state=state)
+        state = result.state
+        out.append(result.logits)
+    same(torch.cat(out, 1), net(ids).logits)

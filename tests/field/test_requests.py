@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hybridtf.core import ConfigError, Segments, StateError, crop, leaves, restore, snapshot, state_bytes
+from hybridtf.core import ConfigError, Segments, crop, leaves, restore, snapshot, state_bytes
 from hybridtf.models import GenerationConfig, generate
 from hybridtf.models.generation import read_prompt, speculate
 from hybridtf.testing.compare import close
@@ -159,7 +159,7 @@ def test_activations_of_the_layers_of_one_kind_are_recomputed(kind):
 
     net = hybrid("m a m a")
     ids = torch.randint(0, 17, (2, 16))
-    runs = {key: 0 for key in HYBRID}
+    runs = dict.fromkeys(HYBRID, 0)
     for key, block in zip(net.stack.layer_names, net.stack.blocks(), strict=True):
         block.mixer.register_forward_pre_hook(lambda *_, key=key: runs.__setitem__(key, runs[key] + 1))
     want = torch.autograd.grad(net.loss(ids, ids).total, list(net.parameters()))
@@ -170,10 +170,3 @@ def test_activations_of_the_layers_of_one_kind_are_recomputed(kind):
         close(a, b, tol=1e-12, what="gradient with recomputation")
     assert runs[kind] == 6
     assert runs["a" if kind == "m" else "m"] == 4
-
-
-@torch.no_grad()
-def test_a_state_cannot_be_taken_by_a_batch_of_another_size():
-    net = hybrid()
-    with pytest.raises(StateError, match="the state has 2 rows, the token ids 1"):
-        net(torch.zeros(1, 3, dtype=torch.int64), state=net.init_state(2))
