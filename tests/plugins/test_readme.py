@@ -73,9 +73,16 @@ def test_the_tutorial_names_every_hook() -> None:
 
 def test_the_recipe_of_the_recipes_readme(capsys: pytest.CaptureFixture[str]) -> None:
     text = (REPOSITORY / "recipes" / "README.md").read_text(encoding="utf-8")
-    (table,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    table, *fragments = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     recipe = parse_recipe(tomllib.loads(table))
     assert recipe.model.stacks()[0].pattern == "(m*3 a)*2"
+    assert fragments
+    for fragment in fragments:
+        whole = tomllib.loads(table)
+        for name, block in tomllib.loads(fragment)["model"]["blocks"].items():
+            whole["model"] |= {"pattern": f"{name}*2", "n_layers": 2, "d_model": 64}
+            whole["model"]["blocks"] = {name: whole["model"]["blocks"]["a"] | block}
+            assert len(parse_recipe(whole).model.build().stack.order) == 2
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     namespace: dict[str, Any] = {}
     exec(compile(code, "README.md", "exec"), namespace)
