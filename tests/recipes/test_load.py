@@ -248,7 +248,7 @@ def test_toml_syntax(file: Path, text: str, where: str, reason: str) -> None:
          "model.blocks.a.mixer.position.scaling: needs type = one of "
          "dynamic_ntk, linear, llama3, longrope, ntk, yarn"),
         ("model.blocks.m.mixer.type=mamba3",
-         "model.blocks.m.mixer: no mixer named 'mamba3'. Did you mean 'mamba2'? Known: MIXERS"),
+         "model.blocks.m.mixer: no mixer named 'mamba3'. Did you mean 'mamba'? Known: MIXERS"),
         ("model.type=language_modle",
          "model: no model named 'language_modle'. Did you mean 'language_model'? Known: language_model"),
         ("model.vocab_size=0", "model.vocab_size: input should be greater than 0, got 0"),
