@@ -70,6 +70,11 @@ class Stack(nn.Module):
         """The block of each layer, in order; a shared one comes once a visit."""
         return [self.layers[key] for key in self.order]  # type: ignore[misc]
 
+    def adapters(self) -> list[Visit | None]:
+        """What each layer adds of its own to a shared block."""
+        own = [self.layers[str(i)] if str(i) in self.layers else None for i in range(len(self.order))]
+        return [part if isinstance(part, Visit) else None for part in own]
+
     def _callable(self, i: int) -> Callable[..., BlockOutput]:
         """What layer ``i`` calls: its block, with the layer's own adapters in place."""
         block = self.layers[self.order[i]]
