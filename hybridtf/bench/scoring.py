@@ -5,8 +5,7 @@ Axes: b batch, t time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,22 +16,11 @@ from torch import Tensor, nn
 from hybridtf.bench.subject import IGNORED, call, device_of, has_state, need_state
 from hybridtf.core import DataError, LengthError, Segments, State
 from hybridtf.models import LanguageModel, LanguageModelOutput
+from hybridtf.models.generation.model import evaluating
 from hybridtf.tasks import EvalDocument
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in evaluation mode and no gradients are kept."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(training)
 
 
 def token_nats(logits: Tensor, targets: Tensor) -> Tensor:
@@ -96,7 +84,7 @@ def score_carried(
     if short:
         raise DataError(f"{short[0]}: shorter than the {length} tokens to be read")
     rows, stopped = [], None
-    with evaluating(model):
+    with evaluating(model), torch.no_grad():
         for first in range(0, len(documents), batch_size):
             part = documents[first : first + batch_size]
             inputs = torch.stack([d.inputs[:length] for d in part])

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hybridtf.core import ConfigError, NonFiniteError, Segments, State
 from hybridtf.models import LanguageModel
+from hybridtf.models.generation.model import evaluating
 from hybridtf.tasks import IGNORE, EvalDocument, Task, Totals
 from hybridtf.train.config import EvalContext, Precision
 from hybridtf.train.precision import autocast
@@ -103,23 +104,18 @@ def evaluate(
             f"got {seq_len}, {batch_size} and {stride}"
         )
     scorer = _Scorer(model, precision, on_batch)
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            if not isinstance(task, HasDocuments):
-                if context == "document":
-                    raise ConfigError(f"context = 'document': the task {task.name!r} has no documents; use 'window'")
-                return _score_rows(scorer, task, batch_size, seq_len, max_tokens)
-            documents = list(task.eval_documents())
-            cut = _cut([len(document.targets) for document in documents], max_tokens)
-            scorer.sums.open(len(documents))
+    with evaluating(model), torch.no_grad():
+        if not isinstance(task, HasDocuments):
             if context == "document":
-                _carry(scorer, documents, cut, batch_size, seq_len)
-            else:
-                _windows(scorer, documents, cut, batch_size, seq_len, stride)
-    finally:
-        model.train(training)
+                raise ConfigError(f"context = 'document': the task {task.name!r} has no documents; use 'window'")
+            return _score_rows(scorer, task, batch_size, seq_len, max_tokens)
+        documents = list(task.eval_documents())
+        cut = _cut([len(document.targets) for document in documents], max_tokens)
+        scorer.sums.open(len(documents))
+        if context == "document":
+            _carry(scorer, documents, cut, batch_size, seq_len)
+        else:
+            _windows(scorer, documents, cut, batch_size, seq_len, stride)
     return _by_document(scorer, task, documents, cut)
 
 

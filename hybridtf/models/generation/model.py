@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hybridtf.core import ConfigError, Law, LengthError, State
 from hybridtf.models.language_model import LanguageModel
@@ -14,16 +14,16 @@ from hybridtf.nn import LearnedPosition
 
 
 @contextmanager
-def evaluating(*models: LanguageModel) -> Iterator[None]:
-    """Inside, dropout is off; the modes come back."""
-    modes = [model.training for model in models]
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Inside, dropout is off; the mode of every part comes back (one may have been frozen by ``eval``)."""
+    modes = [(part, part.training) for model in models for part in model.modules()]
     for model in models:
         model.eval()
     try:
         yield
     finally:
-        for model, mode in zip(models, modes, strict=True):
-            model.train(mode)
+        for part, mode in modes:
+            part.training = mode
 
 
 def require(model: LanguageModel, law: Law, what: str) -> None:
