@@ -72,8 +72,8 @@ class Stack(nn.Module):
 
     def adapters(self) -> list[Visit | None]:
         """What each layer adds of its own to a shared block."""
-        own = [self.layers[str(i)] if str(i) in self.layers else None for i in range(len(self.order))]
-        return [part if isinstance(part, Visit) else None for part in own]
+        own = dict(self.layers.items())
+        return [part if isinstance(part := own.get(str(i)), Visit) else None for i in range(len(self.order))]
 
     def _callable(self, i: int) -> Callable[..., BlockOutput]:
         """What layer ``i`` calls: its block, with the layer's own adapters in place."""

@@ -1,7 +1,8 @@
 """What gradients, weights and activations of every layer look like in one step; nothing of it touches the numbers.
 
 A layer is called by its place and block, as ``3.m``; layers of shared blocks have activations of their own, and their
-weights stand at the first, the adapters of each at its own. Other parameters stand under the part of the model that holds them (``stem``, ``final_norm``).
+weights stand at the first, the adapters of each at its own. Other parameters stand under the part of the model that holds
+them (``stem``, ``final_norm``).
 """
 
 from __future__ import annotations
