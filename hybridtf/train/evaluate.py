@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hybridtf.core import ConfigError, NonFiniteError, Segments, State
 from hybridtf.models import LanguageModel
-from hybridtf.models.generation.model import evaluating
+from hybridtf.models.generation.model import evaluating, require
 from hybridtf.tasks import IGNORE, EvalDocument, Task, Totals
 from hybridtf.train.config import EvalContext, Precision
 from hybridtf.train.precision import autocast
@@ -93,7 +93,8 @@ def evaluate(
     (half a window unless given). ``"document"``: the state is carried from the document's start, ``seq_len`` tokens a
     call, so that memory grows only where a mixer's state does. ``max_tokens``: every document gives its first n tokens,
     n the same for all, so that there are at most that many; bytes of a cut document count in proportion. ``on_batch``
-    is told how many tokens are scored so far. Raises :class:`NonFiniteError` for a loss that is not finite.
+    is told how many tokens are scored so far. Raises :class:`NonFiniteError` for a loss that is not finite, and
+    :class:`ConfigError` for wrong sizes and for a state that is to be carried by a model that cannot be cut in time.
     """
     if max_tokens is not None and max_tokens < 1:
         raise ConfigError(f"max_tokens must be at least 1, got {max_tokens}")
@@ -113,10 +114,16 @@ def evaluate(
         cut = _cut([len(document.targets) for document in documents], max_tokens)
         scorer.sums.open(len(documents))
         if context == "document":
+            require_carry(model)
             _carry(scorer, documents, cut, batch_size, seq_len)
         else:
             _windows(scorer, documents, cut, batch_size, seq_len, stride)
     return _by_document(scorer, task, documents, cut)
+
+
+def require_carry(model: LanguageModel) -> None:
+    """Raise :class:`ConfigError` for a model that cannot be scored with ``context = "document"``."""
+    require(model, "cut", "evaluation with context = 'document', which carries the state,")
 
 
 def group_metrics(task: Task, result: EvalResult) -> dict[str, dict[str, float]]:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from hybridtf.core import ConfigError, NonFiniteError
 from hybridtf.tasks import Batch, Totals
 from hybridtf.train import evaluate
-from tests.train.runs import build, recipe, task
+from tests.train.runs import build, recipe, run, task
 
 
 @pytest.fixture
@@ -170,3 +170,20 @@ def test_progress_is_told(parts):
     result = evaluate(*parts, seq_len=16, batch_size=2, on_batch=seen.append)
     assert seen == sorted(seen)
     assert seen[-1] == result.n_tokens
+
+
+def test_a_state_is_not_carried_where_a_part_cannot_be_cut(parts):
+    model, side = parts
+    model.stack.blocks()[1].mixer.cannot = {"cut": "it turns by the running length"}
+    with pytest.raises(ConfigError, match=r"context = 'document'.*layers\.1\.mixer \(Attention\) says: it turns by"):
+        evaluate(model, side, context="document")
+    assert evaluate(model, side).complete
+
+
+def test_a_run_says_before_it_starts_that_no_state_can_be_carried(tmp_path):
+    scaling = {"type": "dynamic_ntk", "factor": 2.0, "original_max_len": 8, "mode": "running"}
+    mixer = {"type": "attention", "n_heads": 2, "position": {"type": "rope", "scaling": scaling}}
+    made = recipe(tmp_path, model={"pattern": "a", "blocks": {"a": {"mixer": mixer}}}, eval_context="document", eval_tokens=50)
+    with pytest.raises(ConfigError, match="context = 'document', which carries the state, is not possible"):
+        run(made, tmp_path / "out")
+    assert not (tmp_path / "out" / "checkpoints").exists()

@@ -26,12 +26,20 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
-def require(model: LanguageModel, law: Law, what: str) -> None:
-    """Raise :class:`ConfigError` where a part of the model declares that it cannot do what ``what`` needs."""
+def refusal(model: nn.Module, law: Law) -> str | None:
+    """The part of the model that declares that it breaks ``law``, with its reason; None where none does."""
     for name, module in model.named_modules():
         reason = getattr(module, "cannot", {}).get(law)
         if reason is not None:
-            raise ConfigError(f"{what} is not possible with this model: {name} ({type(module).__name__}) says: {reason}")
+            return f"{name} ({type(module).__name__}) says: {reason}"
+    return None
+
+
+def require(model: nn.Module, law: Law, what: str) -> None:
+    """Raise :class:`ConfigError` where a part of the model declares that it cannot do what ``what`` needs."""
+    reason = refusal(model, law)
+    if reason is not None:
+        raise ConfigError(f"{what} is not possible with this model: {reason}")
 
 
 @torch.no_grad()
