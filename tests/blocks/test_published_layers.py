@@ -7,9 +7,9 @@ import re
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from hybridtf.core import BuildContext, active
+from tests.strict_float64 import StrictFloat64
 
 transformers = pytest.importorskip("transformers", reason="parity needs transformers")
 from transformers.models.gemma2 import modeling_gemma2 as gemma2  # noqa: E402
@@ -39,16 +39,6 @@ SANDWICH_NAMES = [
 ]
 PRE_NAMES = [(r"^input_layernorm", "mixer_norm"), (r"^post_attention_layernorm", "channel_norm")]
 INNER_NAMES = [(r"^self_attn\.o_proj", "mixer.out_proj"), (r"^self_attn\.", "mixer."), (r"^mlp\.", "channel_mixer.")]
-
-
-class StrictFloat64(TorchFunctionMode):
-    """Whatever asks for float32 gets float64: the layers cast norms and softmax by hand."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if getattr(func, "__name__", "") == "float" and args and isinstance(args[0], Tensor):
-            return args[0].to(torch.float64)
-        swap = lambda v: torch.float64 if v is torch.float32 else v  # noqa: E731
-        return func(*[swap(a) for a in args], **{k: swap(v) for k, v in (kwargs or {}).items()})
 
 
 def _gemma2():

@@ -8,25 +8,15 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from hybridtf.channel_mixers import MoEConfig
 from hybridtf.core import BuildContext, Segments
+from tests.strict_float64 import StrictFloat64
 
 transformers = pytest.importorskip("transformers", reason="parity needs transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns about kernels it does not find
 
 D, F_ = 12, 10
-
-
-class StrictFloat64(TorchFunctionMode):
-    """Whatever asks for float32 gets float64: transformers casts routers by hand."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if getattr(func, "__name__", "") == "float" and args and isinstance(args[0], Tensor):
-            return args[0].to(torch.float64)
-        swap = lambda v: torch.float64 if v is torch.float32 else v  # noqa: E731
-        return func(*[swap(a) for a in args], **{k: swap(v) for k, v in (kwargs or {}).items()})
 
 
 class Case(NamedTuple):

@@ -8,26 +8,16 @@ import re
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from hybridtf.core import BuildContext, Segments
 from hybridtf.models import LanguageModel, LanguageModelConfig
 from hybridtf.models.weights import assign_weights, canonical_tensors
+from tests.strict_float64 import StrictFloat64
 
 transformers = pytest.importorskip("transformers", reason="parity needs transformers")
 
 VOCAB, D_MODEL, D_FF = 97, 32, 44
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns about kernels it does not find
-
-
-class StrictFloat64(TorchFunctionMode):
-    """Whatever asks for float32 gets float64: transformers casts norms, softmax, tables and scans by hand."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if getattr(func, "__name__", "") == "float" and args and isinstance(args[0], Tensor):
-            return args[0].to(torch.float64)
-        swap = lambda v: torch.float64 if v is torch.float32 else v  # noqa: E731
-        return func(*[swap(a) for a in args], **{k: swap(v) for k, v in (kwargs or {}).items()})
 
 
 def redraw(model: nn.Module) -> None:
