@@ -5,7 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from hybridtf.core import ConfigError, NonFiniteError
+from hybridtf.models import LanguageModelConfig
 from hybridtf.tasks import Batch, Totals
+from hybridtf.tasks.mqar import MQARConfig
 from hybridtf.train import evaluate
 from tests.train.runs import build, recipe, run, task
 
@@ -149,6 +151,18 @@ def test_a_task_of_rows(parts):
     assert (capped.n_tokens, capped.complete) == (16, False)
     with pytest.raises(ConfigError, match="the task 'rows' has no documents"):
         evaluate(model, side, context="document")
+
+
+@pytest.mark.parametrize("max_tokens", [1, 200, 383, 384])
+def test_a_cap_takes_the_same_share_of_every_group(max_tokens):
+    sizes = [{"length": 8, "n_pairs": 2, "n_rows": 64}, {"length": 16, "n_pairs": 4, "n_rows": 64}]
+    side = MQARConfig(vocab_size=32, train=sizes[:1], test=sizes).load(0)
+    block = {"mixer": {"type": "attention", "n_heads": 2}}
+    model = LanguageModelConfig(vocab_size=32, d_model=8, pattern="a", blocks={"a": block}).build()
+    result = evaluate(model, side, seq_len=8, batch_size=8, max_tokens=max_tokens)
+    rows = [len(scores) for scores in result.by_group.values()]
+    assert rows == {1: [8, 8], 200: [32, 32], 383: [56, 56], 384: [64, 64]}[max_tokens]
+    assert result.complete == (max_tokens == 384)
 
 
 def test_wrong_sizes_are_refused(parts):
