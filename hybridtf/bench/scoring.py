@@ -5,8 +5,7 @@ Axes: b batch, t time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,22 +16,11 @@ from torch import Tensor, nn
 from hybridtf.bench.subject import IGNORED, call, device_of, has_state, need_state
 from hybridtf.core import DataError, LengthError, Segments, State
 from hybridtf.models import LanguageModel, LanguageModelOutput
+from hybridtf.models.generation.model import evaluating, refusal
 from hybridtf.tasks import EvalDocument
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in evaluation mode and no gradients are kept."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(training)
 
 
 def token_nats(logits: Tensor, targets: Tensor) -> Tensor:
@@ -91,17 +79,19 @@ def score_carried(
     """Nats of the first ``length`` tokens of each document, which all have as many.
 
     Read ``chunk`` tokens a call with the state carried, so that activation memory does not grow with ``length``. A
-    model without a state reads all of them in one call. """
+    model without a state, or one that says it cannot be cut, reads all of them in one call.
+    """
     short = [d.name for d in documents if len(d.targets) < length]
     if short:
         raise DataError(f"{short[0]}: shorter than the {length} tokens to be read")
     rows, stopped = [], None
-    with evaluating(model):
+    chunk = chunk if has_state(model) and refusal(model, "cut") is None else length
+    with evaluating(model), torch.no_grad():
         for first in range(0, len(documents), batch_size):
             part = documents[first : first + batch_size]
             inputs = torch.stack([d.inputs[:length] for d in part])
             targets = torch.stack([d.targets[:length] for d in part])
-            nats, why = _carry(model, inputs, targets, chunk if has_state(model) else length, progress)
+            nats, why = _carry(model, inputs, targets, chunk, progress)
             rows.append(nats)
             stopped = stopped or why
     return Carried(torch.cat(rows).numpy(), stopped)

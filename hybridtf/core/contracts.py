@@ -59,6 +59,10 @@ class _Part(nn.Module, ABC):
     cannot: Mapping[Law, str] = {}
     """Laws that this component breaks by its nature, each with the reason. May be set by an instance."""
 
+    losses_cannot: Mapping[Law, str] = {}
+    """Laws that its losses alone break (a router's balancing loss is that of one call), each with the reason: what it
+    computes keeps them, so that it may decode. May be set by an instance."""
+
     reads: tuple[str, ...] = ()
     """Edges that the component needs; it then takes ``edges=``. May be set by an instance."""
 

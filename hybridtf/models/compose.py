@@ -70,6 +70,11 @@ class Stack(nn.Module):
         """The block of each layer, in order; a shared one comes once a visit."""
         return [self.layers[key] for key in self.order]  # type: ignore[misc]
 
+    def adapters(self) -> list[Visit | None]:
+        """What each layer adds of its own to a shared block."""
+        own = dict(self.layers.items())
+        return [part if isinstance(part := own.get(str(i)), Visit) else None for i in range(len(self.order))]
+
     def _callable(self, i: int) -> Callable[..., BlockOutput]:
         """What layer ``i`` calls: its block, with the layer's own adapters in place."""
         block = self.layers[self.order[i]]

@@ -8,9 +8,9 @@ from torch import Tensor
 from hybridtf.core.segments import Segments
 
 
-def state_dtype(*inputs: Tensor) -> torch.dtype:
-    """The precision of states and decays: float32, or float64 where an input is float64."""
-    return torch.float64 if any(x.dtype == torch.float64 for x in inputs) else torch.float32
+def state_dtype(*inputs: Tensor | None) -> torch.dtype:
+    """The precision of states, gates and decays: float32, or float64 where an input is float64."""
+    return torch.float64 if any(x is not None and x.dtype == torch.float64 for x in inputs) else torch.float32
 
 
 def mask_pads(x: Tensor, segments: Segments | None) -> Tensor:

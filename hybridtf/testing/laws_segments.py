@@ -131,7 +131,8 @@ def check_segment(subject: Subject) -> None:
     module = subject.build()
     stateful = bool(leaves(subject.init_state(module, 1)))
     # Who cannot be cut by its nature can still tell documents apart in one call.
-    cuts = not any("cut" in getattr(part, "cannot", {}) for part in module.modules())
+    said = ("cannot", "losses_cannot") if subject.with_losses else ("cannot",)
+    cuts = not any("cut" in getattr(part, name, {}) for part in module.modules() for name in said)
     for name in LAYOUTS:
         for incoming in (False, True) if stateful and not subject.needs_context(module) else (False,):
             packed = _pack(subject, module, name, incoming)

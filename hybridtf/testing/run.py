@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -89,13 +89,13 @@ class CheckResult:
     skipped: bool = False
 
 
-def _cannot(subject: Subject) -> Mapping[str, str]:
-    """Laws that the component, or a part of a composed one, declares that it breaks."""
+def _cannot(subject: Subject, said: str = "cannot") -> Mapping[str, str]:
+    """Laws that the component, or a part of a composed one, declares that it (or its losses) breaks."""
     try:
         module = subject.build_plain()
     except (*PLUGIN_FAULTS, NotApplicableError):
         return {}  # the laws themselves report a build that fails
-    return {law: reason for law, reason in _declared(module) if law in LAWS}
+    return {law: reason for law, reason in _declared(module, said) if law in LAWS}
 
 
 def _not_built(subject: Subject) -> str | None:
@@ -121,14 +121,15 @@ def _declarations(subject: Subject, name: str) -> list[CheckResult]:
         module = subject.build_plain()
     except (*PLUGIN_FAULTS, NotApplicableError):
         return []
-    unknown = [law for law, _ in _declared(module) if law not in LAWS]
+    said = [*_declared(module, "cannot"), *_declared(module, "losses_cannot")]
+    unknown = [law for law, _ in said if law not in LAWS]
     messages = [f"declares that it cannot {law!r}, which is no law. {known_names(law, LAWS)}" for law in unknown]
     return [CheckResult(name, "cannot", False, message, 0.0) for message in messages]
 
 
-def _declared(module: nn.Module) -> Iterator[tuple[str, str]]:
+def _declared(module: nn.Module, said: str) -> Iterator[tuple[str, str]]:
     for part in module.modules():
-        yield from getattr(part, "cannot", {}).items()
+        yield from getattr(part, said, {}).items()
 
 
 def run_law(subject: Subject, law: str, cannot: Mapping[str, str] | None = None) -> None:
@@ -141,8 +142,9 @@ def run_law(subject: Subject, law: str, cannot: Mapping[str, str] | None = None)
         raise UnknownNameError(f"no law named {law!r}. {known_names(law, LAW_CHECKS)}")
     check = LAW_CHECKS[law]
     reason = (_cannot(subject) if cannot is None else cannot).get(law)
+    of_losses = _cannot(subject, "losses_cannot").get(law) if reason is None and law in LAWS and subject.with_losses else None
     try:
-        check(subject)
+        check(subject if of_losses is None else replace(subject, with_losses=False))
     except KernelError as error:
         if getattr(subject.config, "kernel", "auto") != "auto":
             raise NotApplicableError(f"its kernel cannot run here: {error}") from error
@@ -153,6 +155,16 @@ def run_law(subject: Subject, law: str, cannot: Mapping[str, str] | None = None)
         raise NotApplicableError(f"declared: cannot {law} ({reason})") from error
     if reason is not None:
         raise ContractError(f"declares that it cannot {law} ({reason}), but it can: take the declaration out")
+    if of_losses is not None and _kept(check, subject):
+        raise ContractError(f"declares that its losses cannot {law} ({of_losses}), but they can: take the declaration out")
+
+
+def _kept(check: Callable[[Subject], None], subject: Subject) -> bool:
+    try:
+        check(subject)
+    except PLUGIN_FAULTS:
+        return False
+    return True
 
 
 def run_checks(

@@ -97,6 +97,8 @@ class Subject:
     config: ComponentConfig
     d_model: int = 16
     seed: int = 0
+    with_losses: bool = True
+    """What a call returns has its losses; without, a law is checked of the outputs alone."""
 
     # -- building ----------------------------------------------------------------------------------------------------
 
@@ -224,7 +226,7 @@ class Subject:
             raise ContractError("returns a state although none was given: the second value must then be None")
         if state is not None and outcome.state is None:
             raise ContractError("returns no state although one was given")
-        return outcome
+        return outcome if self.with_losses else outcome._replace(losses={})
 
 
 def _timeless(module: nn.Module, x: Tensor, *positions: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ Axes: b rows, t time.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from hybridtf.core import ConfigError, NonFiniteError, Segments, State
 from hybridtf.models import LanguageModel
-from hybridtf.tasks import IGNORE, EvalDocument, Task, Totals
+from hybridtf.models.generation.model import evaluating, require
+from hybridtf.tasks import IGNORE, Batch, EvalDocument, Task, Totals
 from hybridtf.train.config import EvalContext, Precision
 from hybridtf.train.precision import autocast
 
@@ -91,8 +93,10 @@ def evaluate(
     ``context = "window"``: a token sees at most ``seq_len`` tokens of its document, in windows that move by ``stride``
     (half a window unless given). ``"document"``: the state is carried from the document's start, ``seq_len`` tokens a
     call, so that memory grows only where a mixer's state does. ``max_tokens``: every document gives its first n tokens,
-    n the same for all, so that there are at most that many; bytes of a cut document count in proportion. ``on_batch``
-    is told how many tokens are scored so far. Raises :class:`NonFiniteError` for a loss that is not finite.
+    n the same for all, so that there are at most that many; bytes of a cut document count in proportion. A task of rows
+    gives its first batches, or, where it tells groups apart, the same share of each group. ``on_batch``
+    is told how many tokens are scored so far. Raises :class:`NonFiniteError` for a loss that is not finite, and
+    :class:`ConfigError` for wrong sizes and for a state that is to be carried by a model that cannot be cut in time.
     """
     if max_tokens is not None and max_tokens < 1:
         raise ConfigError(f"max_tokens must be at least 1, got {max_tokens}")
@@ -103,24 +107,25 @@ def evaluate(
             f"got {seq_len}, {batch_size} and {stride}"
         )
     scorer = _Scorer(model, precision, on_batch)
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            if not isinstance(task, HasDocuments):
-                if context == "document":
-                    raise ConfigError(f"context = 'document': the task {task.name!r} has no documents; use 'window'")
-                return _score_rows(scorer, task, batch_size, seq_len, max_tokens)
-            documents = list(task.eval_documents())
-            cut = _cut([len(document.targets) for document in documents], max_tokens)
-            scorer.sums.open(len(documents))
+    with evaluating(model), torch.no_grad():
+        if not isinstance(task, HasDocuments):
             if context == "document":
-                _carry(scorer, documents, cut, batch_size, seq_len)
-            else:
-                _windows(scorer, documents, cut, batch_size, seq_len, stride)
-    finally:
-        model.train(training)
+                raise ConfigError(f"context = 'document': the task {task.name!r} has no documents; use 'window'")
+            return _score_rows(scorer, task, batch_size, seq_len, max_tokens)
+        documents = list(task.eval_documents())
+        cut = _cut([len(document.targets) for document in documents], max_tokens)
+        scorer.sums.open(len(documents))
+        if context == "document":
+            require_carry(model)
+            _carry(scorer, documents, cut, batch_size, seq_len)
+        else:
+            _windows(scorer, documents, cut, batch_size, seq_len, stride)
     return _by_document(scorer, task, documents, cut)
+
+
+def require_carry(model: LanguageModel) -> None:
+    """Raise :class:`ConfigError` for a model that cannot be scored with ``context = "document"``."""
+    require(model, "cut", "evaluation with context = 'document', which carries the state,")
 
 
 def group_metrics(task: Task, result: EvalResult) -> dict[str, dict[str, float]]:
@@ -216,10 +221,13 @@ class _Scorer:
 def _score_rows(scorer: _Scorer, task: Task, batch_size: int, seq_len: int, max_tokens: int | None) -> EvalResult:
     scores: list[DocumentScore] = []
     n_bytes, complete = 0, True
+    fits = _Share(task, max_tokens)
     for number, batch in enumerate(task.eval_batches(batch_size, seq_len)):
-        if max_tokens is not None and scorer.done + batch.n_tokens > max_tokens and number:
+        if not fits(batch):
             complete = False
-            break
+            if not batch.group:
+                break
+            continue
         rows = torch.arange(len(batch.targets))[:, None].expand_as(batch.targets)
         scorer.sums.open(len(batch.targets))
         scorer.score(batch.inputs, batch.targets, rows, batch.segments)
@@ -227,6 +235,31 @@ def _score_rows(scorer: _Scorer, task: Task, batch_size: int, seq_len: int, max_
         found = [scorer.sums.totals(row, 0) for row in range(len(batch.targets))]
         scores += [DocumentScore(f"batch {number}, row {row}", t, batch.group) for row, t in enumerate(found) if t.n_tokens]
     return _result(task, scores, complete, n_bytes)
+
+
+class _Share:
+    """Which batches of rows ``max_tokens`` leaves: the first ones; of groups the same share each, and a batch at least.
+
+    Groups may come one after the other, the hardest last: the first rows of all would be another measure.
+    """
+
+    def __init__(self, task: Task, max_tokens: int | None) -> None:
+        self.task, self.max_tokens = task, max_tokens
+        self.seen: Counter[str] = Counter()
+        self.taken: Counter[str] = Counter()
+
+    def __call__(self, batch: Batch) -> bool:
+        group, n = batch.group, batch.n_tokens
+        self.seen[group] += n
+        if self.max_tokens is not None and self.taken[group]:
+            room: float = self.max_tokens
+            if group:
+                held_out = sum(split.n_tokens or 0 for split in self.task.splits() if split.name == "held_out")
+                room = self.max_tokens * self.seen[group] / max(held_out, 1)
+            if self.taken[group] + n > room:
+                return False
+        self.taken[group] += n
+        return True
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hybridtf.core import ConfigError
+from hybridtf.nn import accumulation_dtype
 from hybridtf.train.config import MuonOptions, MuonScale
 
 EPS = 1e-7
@@ -136,4 +137,4 @@ class MuonAdamW(torch.optim.Optimizer):
             return torch.bfloat16
         if self.options.precision == "auto" and param.is_cuda and param.dtype != torch.float64:
             return torch.bfloat16
-        return torch.float64 if param.dtype == torch.float64 else torch.float32
+        return accumulation_dtype(param.dtype)

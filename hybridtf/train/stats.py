@@ -1,7 +1,8 @@
 """What gradients, weights and activations of every layer look like in one step; nothing of it touches the numbers.
 
 A layer is called by its place and block, as ``3.m``; layers of shared blocks have activations of their own, and their
-weights stand at the first. Other parameters stand under the part of the model that holds them (``stem``, ``final_norm``).
+weights stand at the first, the adapters of each at its own. Other parameters stand under the part of the model that holds
+them (``stem``, ``final_norm``).
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class LayerStats:
             seen.setdefault(block, name)
             for param in block.parameters():
                 owner.setdefault(param, name)
+        for name, adapters in zip(self.names, (part for stack in self.stacks for part in stack.adapters()), strict=True):
+            owner |= dict.fromkeys(() if adapters is None else adapters.parameters(), name)
         groups: dict[str, list[nn.Parameter]] = {}
         for path, param in self.model.named_parameters():
             groups.setdefault(owner.get(param, path.partition(".")[0]), []).append(param)
@@ -121,7 +124,10 @@ class LayerStats:
 
 
 def _watch(stack: Stack, names: Sequence[str], add: Callable[[str, Tensor, Any], None]) -> list[Any]:
-    """Hooks on a stack and its blocks. A block that runs outside the stack's forward pass is being recomputed."""
+    """Hooks on a stack and its blocks. A block that runs outside the stack's forward pass is being recomputed.
+
+    A visit with adapters calls a view of its block, which has the block's hooks: it needs none of its own.
+    """
     visit: Iterator[str] = iter(())
     segments: Any = None
 
@@ -139,7 +145,7 @@ def _watch(stack: Stack, names: Sequence[str], add: Callable[[str, Tensor, Any],
             add(name, output.x, segments)
 
     handles: list[Any] = [stack.register_forward_pre_hook(enter, with_kwargs=True), stack.register_forward_hook(leave)]
-    return handles + [layer.register_forward_hook(block) for layer in stack.layers.values()]
+    return handles + [layer.register_forward_hook(block) for layer in dict.fromkeys(stack.blocks())]
 
 
 def watch_eagerly(stats: LayerStats, model: LanguageModel, batches: Sequence[Batch], config: TrainConfig) -> None:

@@ -38,6 +38,16 @@ def test_carried_equals_the_whole_document_in_one_call(pattern, chunk):
         np.testing.assert_allclose(row, brute_force(model, document, 384), rtol=0, atol=1e-10)
 
 
+def test_a_model_that_cannot_be_cut_reads_a_document_in_one_call():
+    scaling = {"type": "dynamic_ntk", "factor": 2.0, "original_max_len": 24, "mode": "running"}
+    mixer = {"type": "attention", "n_heads": 2, "position": {"type": "rope", "scaling": scaling}}
+    config = LanguageModelConfig(vocab_size=TEXT.vocab_size, d_model=8, pattern="a", blocks={"a": {"mixer": mixer}})
+    model = config.build().double()
+    scored = score_carried(model, LONG, length=384, chunk=24, batch_size=2)
+    for row, document in zip(scored.nats, LONG, strict=True):
+        np.testing.assert_allclose(row, brute_force(model, document, 384), rtol=0, atol=1e-10)
+
+
 def test_the_record_equals_sums_by_hand():
     one = subject("m a")
     model = one.build().double()

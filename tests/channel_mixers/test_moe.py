@@ -176,11 +176,12 @@ def test_what_pads_hold_reaches_nothing(dtype):
     assert int(results[0][2].sum()) == 2 * int((ids > 0).sum())
 
 
+@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)])
-def test_no_tokens(shape):
+def test_no_tokens(shape, packed):
     mixer = build(balance_loss=1.0, z_loss=1.0, d_ff_shared=3, selection_bias="balanced").train()
     x = data(*shape).requires_grad_()
-    y, _, extras = mixer(x, segments=Segments.from_ids(torch.zeros(shape, dtype=torch.int64)))
+    y, _, extras = mixer(x, segments=Segments.from_ids(torch.zeros(shape, dtype=torch.int64)) if packed else None)
     assert y.shape == x.shape
     total = y.sum() + sum(value for value, _ in extras.losses.values())
     total.backward()

@@ -9,6 +9,7 @@ import torch
 
 from hybridtf.channel_mixers import MoEConfig
 from hybridtf.core import BuildContext, Segments, param_specs
+from hybridtf.models import GenerationConfig, LanguageModelConfig, generate, speculate
 from hybridtf.train import load_run, read_log
 from hybridtf.train.step import after_step, check_loss_weights
 from tests.train.runs import assert_equal_weights, recipe, run
@@ -215,3 +216,19 @@ def test_layers_that_are_computed_again_change_nothing(tmp_path):
     run(recipe(tmp_path, model=moe_model(), steps=3), tmp_path / "kept")
     run(recipe(tmp_path, model=moe_model(), steps=3, checkpoint_layers="all"), tmp_path / "again")
     torch.testing.assert_close(biases(tmp_path / "kept"), biases(tmp_path / "again"), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("over", ["document", "call"])
+def test_a_model_with_a_balancing_loss_decodes(over):
+    """Only its losses depend on how a call is cut."""
+    config = LanguageModelConfig(vocab_size=13, d_model=D, **moe_model(balance_loss=0.01, balance_over=over))
+    built = config.build(BuildContext(d_model=0, param_dtype=torch.float64))
+    prompts = [[1, 2, 3], [4]]
+    texts = [list(prompt) for prompt in prompts]
+    with torch.no_grad():
+        for text in texts:
+            for _ in range(4):
+                text.append(int(built.eval()(torch.tensor([text])).logits[0, -1].argmax()))
+    wanted = [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
+    assert generate(built, prompts, GenerationConfig(max_new_tokens=4)) == wanted
+    assert speculate(built, built, prompts, GenerationConfig(max_new_tokens=4)).tokens == wanted

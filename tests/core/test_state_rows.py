@@ -213,3 +213,11 @@ def test_every_tensor_can_be_put_back() -> None:
     ring = leaves(state_of(2, 5))[2]
     assert isinstance(ring, Ring)
     assert len(ring.push({"u": torch.zeros(2, 2, dtype=F64)}, segments).every_tensor()) == 3
+
+
+@pytest.mark.parametrize("keeps", [(0, 2), (2, 0), (2, 2)])
+def test_rows_side_by_side_keep_the_declared_length(keeps: tuple[int, int]) -> None:
+    states = [state_of(1, 5, keep=keep) for keep in keeps]
+    for leaf in (leaf for state in states for leaf in leaves(state)):
+        leaf.max_len = 32
+    assert [leaf.max_len for leaf in leaves(concat_rows(states))] == [32] * len(leaves(states[0]))

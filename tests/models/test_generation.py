@@ -69,9 +69,12 @@ def test_stream_marks_the_last_token_and_gives_log_probabilities():
 def test_dropout_is_off_and_the_mode_comes_back():
     block = {**BLOCKS["a"], "dropout": 0.5}
     model = LanguageModelConfig(vocab_size=17, d_model=16, pattern="a", blocks={"a": block}).build().train()
+    model.stack.blocks()[0].mixer.eval()  # a part that the user froze
+    modes = [part.training for part in model.modules()]
     config = GenerationConfig(max_new_tokens=6)
     assert generate(model, [[1, 2]], config) == generate(model, [[1, 2]], config)
-    assert model.training
+    assert [part.training for part in model.modules()] == modes
+    assert len(set(modes)) == 2
 
 
 def test_prefill_activations_do_not_grow_with_the_prompt(monkeypatch):
@@ -108,6 +111,14 @@ def test_wrong_input():
     short = build(max_seq_len=6, stem={"type": "token_embedding", "position": {"type": "learned"}})
     with pytest.raises(LengthError, match="learned position table"):
         generate(short, [[1] * 7])
+
+
+@pytest.mark.parametrize("prompt", [
+    "abc", [1.7, 2.2], [[1, 2]], torch.tensor([[1, 2]]), torch.tensor([1.5]), [True, False], ["1"], [None], [10**30],
+])
+def test_a_prompt_is_whole_numbers_in_one_row(prompt):
+    with pytest.raises(DataError, match="prompt 1 is no flat sequence of token ids"):
+        generate(build(), [[1], prompt])
 
 
 def test_scores_that_are_not_finite_are_said():

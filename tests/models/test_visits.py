@@ -324,3 +324,22 @@ def test_a_value_that_is_not_finite_is_found_in_the_shared_block():
     with torch.no_grad():
         model.stack.layers["3"].adapters["mixer_q_proj"].up.weight.fill_(float("nan"))
     assert "stack.layers.3.adapters.mixer_q_proj.up (Linear): its weight is not finite" in locate(model, lambda: model(IDS))
+
+
+def test_a_router_can_be_adapted():
+    moe = {"type": "moe", "n_experts": 4, "top_k": 2, "d_ff": 6, "router_bias": True}
+    blocks = {"s": {"channel_mixer": moe, "shared": True, "adapters": {"rank": 2, "on": ["channel_mixer.router"]}}}
+    model = LanguageModelConfig(vocab_size=13, d_model=8, pattern="s*2", blocks=blocks).build(
+        BuildContext(d_model=8, param_dtype=torch.float64)
+    )
+    plain = model(IDS).logits
+    with torch.no_grad():
+        model.stack.layers["1"].adapters["channel_mixer_router"].up.weight.normal_()
+    assert not torch.equal(model(IDS).logits, plain)
+    pair = model.stack.layers["1"].adapters["channel_mixer_router"]
+    x = torch.randn(2, 3, 8, dtype=torch.float64)
+    block = copy.deepcopy(model.stack.layers["shared_s"])
+    with torch.no_grad():
+        block.channel_mixer.router.weight.add_(pair.up.weight @ pair.down.weight)
+    want = block(x, {}).x
+    torch.testing.assert_close(model.stack.layers["1"](model.stack.layers["shared_s"], x, {}).x, want, rtol=1e-12, atol=1e-12)

@@ -131,7 +131,7 @@ def test_sinusoids_need_pairs():
 @pytest.mark.parametrize("n_heads", [1, 2, 3, 6, 8, 12, 16, 25, 71, 112])
 def test_slopes_are_those_of_bloom_falcon_and_mpt(n_heads):
     bloom, falcon, mpt = (pytest.importorskip(f"transformers.models.{n}.modeling_{n}") for n in ("bloom", "falcon", "mpt"))
-    slopes = AlibiConfig().build(BuildContext(d_model=8))(n_heads, torch.device("cpu"))
+    slopes = AlibiConfig().build(BuildContext(d_model=8))(n_heads, torch.device("cpu")).float()
     ours, mask = slopes[:, None] * torch.arange(4), torch.ones(1, 4, dtype=torch.int64)
     torch.testing.assert_close(ours, bloom.build_alibi_tensor(mask, n_heads, torch.float32)[:, 0], rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(ours - ours[:, -1:], mpt.build_mpt_alibi_tensor(n_heads, 4)[:, 0], rtol=1e-6, atol=1e-6)
@@ -139,8 +139,17 @@ def test_slopes_are_those_of_bloom_falcon_and_mpt(n_heads):
     torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-6)
 
 
+@pytest.mark.parametrize("n_heads", [1, 3, 12, 16])
+def test_slopes_are_exact_in_float64(n_heads):
+    power = 2 ** int(math.log2(n_heads))
+    wanted = [2 ** (-8 * (h + 1) / power) for h in range(power)]
+    wanted += [2 ** (-8 * (2 * h + 1) / (2 * power)) for h in range(n_heads - power)]
+    slopes = AlibiConfig().build(BuildContext(d_model=8))(n_heads, torch.device("cpu"))
+    assert slopes.tolist() == pytest.approx(wanted, rel=1e-15)
+
+
 def test_the_steepness_is_an_option():
-    slopes = AlibiConfig(max_bias=4.0).build(BuildContext(d_model=8))(12, torch.device("cpu"))
+    slopes = AlibiConfig(max_bias=4.0).build(BuildContext(d_model=8))(12, torch.device("cpu")).float()
     mpt = pytest.importorskip("transformers.models.mpt.modeling_mpt")
     theirs = -mpt.build_mpt_alibi_tensor(12, 2, alibi_bias_max=4)[:, 0, 0]
     torch.testing.assert_close(slopes, theirs)

@@ -13,7 +13,7 @@ class Peak(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.live, self.most, self.calls, self.seen = 0, 0, 0, {}
+        self.most, self.calls, self.seen = 0, 0, {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hybridtf.core import Segments
 from hybridtf.ops.linear_scan import linear_scan_chunked, linear_scan_reference
 from hybridtf.ops.linear_scan.passes import backward, forward
 from hybridtf.ops.linear_scan.spans import Call
 from tests.ops.linear_scan_cases import Inputs, call, grads, inputs
+from tests.ops.live_bytes import Peak
 from tests.ops.ssd_cases import random_segments
 
 
@@ -120,25 +119,6 @@ def test_autocast_changes_nothing() -> None:
         found = call(linear_scan_chunked, x)
         found = (*found, *grads(found, x))
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
-class Peak(TorchDispatchMode):
-    """Live bytes of what is made inside, at the most, and the number of calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.most, self.calls, self.seen = 0, 0, {}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        self.calls += 1
-        for x in torch.utils._pytree.tree_leaves(out):
-            if isinstance(x, Tensor):
-                storage = x.untyped_storage()
-                self.seen[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
-        self.seen = {p: (ref, n) for p, (ref, n) in self.seen.items() if not ref.expired()}
-        self.most = max(self.most, sum(n for _, n in self.seen.values()))
-        return out
 
 
 def peak(t: int, pair: bool) -> Peak:

@@ -328,6 +328,10 @@ class LiesAboutCrop(EmaMixer):
     cannot: Mapping[Law, str] = {"crop": "a recurrence cannot go back"}
 
 
+class LiesAboutLosses(EdgesMixer):
+    losses_cannot: Mapping[Law, str] = {"segment": "they are over all documents"}
+
+
 class LiesAboutCompile(EmaMixer):
     cannot: Mapping[Law, str] = {"compile": "too clever"}
 
@@ -528,6 +532,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     "OtherFormForOne": ("structure", "a call of 1 tokens gives the state"),
     "SharesCopies": ("snapshot", "shares memory"),
     "LiesAboutCrop": ("crop", "declares that it cannot crop"),
+    "LiesAboutLosses": ("segment", "declares that its losses cannot segment"),
     "LiesAboutCompile": ("compile", "declares that it cannot compile"),
     "LiesAboutMaxLen": ("cut", "declares uses_max_len, but gives the same"),
     "HidesMaxLen": ("cut", "max_len=16"),

@@ -97,6 +97,32 @@ def test_a_declared_law_is_skipped_where_it_is_truly_broken() -> None:
     assert result.message == "declared: cannot crop (no snapshots)"
 
 
+def test_a_law_that_only_losses_break_is_still_a_law_of_the_outputs() -> None:
+    class LossOfOneCall(doubles.EdgesMixer):
+        losses_cannot = {"cut": "it counts calls"}  # noqa: RUF012
+
+        def forward(self, x: Any, **options: Any) -> Any:
+            y, state, extras = super().forward(x, **options)
+            losses = {name: (total + 1, count) for name, (total, count) in extras.losses.items()}
+            return y, state, extras._replace(losses=losses)
+
+    class OutputsToo(LossOfOneCall):
+        def forward(self, x: Any, **options: Any) -> Any:
+            y, state, extras = super().forward(x, **options)
+            return y * x.shape[1], state, extras
+
+    for cls in (LossOfOneCall, OutputsToo):
+        MIXERS[cls.__name__] = cls
+        try:
+            (cut,) = run_checks("mixers", BrokenConfig(variant=cls.__name__), ["cut"])
+        finally:
+            del MIXERS[cls.__name__]
+        assert cut.ok == (cls is LossOfOneCall), cut.message
+        assert not cut.skipped
+        if cls is OutputsToo:
+            assert "output at t=" in cut.message
+
+
 def test_an_unknown_law_is_refused() -> None:
     with pytest.raises(UnknownNameError, match=r"no law named 'segments'\. Did you mean 'segment'"):
         run_law(Subject("mixers", doubles.EmaConfig.tiny()), "segments")

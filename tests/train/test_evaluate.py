@@ -5,9 +5,11 @@ import torch
 import torch.nn.functional as F
 
 from hybridtf.core import ConfigError, NonFiniteError
+from hybridtf.models import LanguageModelConfig
 from hybridtf.tasks import Batch, Totals
+from hybridtf.tasks.mqar import MQARConfig
 from hybridtf.train import evaluate
-from tests.train.runs import build, recipe, task
+from tests.train.runs import build, recipe, run, task
 
 
 @pytest.fixture
@@ -151,6 +153,18 @@ def test_a_task_of_rows(parts):
         evaluate(model, side, context="document")
 
 
+@pytest.mark.parametrize("max_tokens", [1, 200, 383, 384])
+def test_a_cap_takes_the_same_share_of_every_group(max_tokens):
+    sizes = [{"length": 8, "n_pairs": 2, "n_rows": 64}, {"length": 16, "n_pairs": 4, "n_rows": 64}]
+    side = MQARConfig(vocab_size=32, train=sizes[:1], test=sizes).load(0)
+    block = {"mixer": {"type": "attention", "n_heads": 2}}
+    model = LanguageModelConfig(vocab_size=32, d_model=8, pattern="a", blocks={"a": block}).build()
+    result = evaluate(model, side, seq_len=8, batch_size=8, max_tokens=max_tokens)
+    rows = [len(scores) for scores in result.by_group.values()]
+    assert rows == {1: [8, 8], 200: [32, 32], 383: [56, 56], 384: [64, 64]}[max_tokens]
+    assert result.complete == (max_tokens == 384)
+
+
 def test_wrong_sizes_are_refused(parts):
     for options in ({"max_tokens": 0}, {"seq_len": 0}, {"batch_size": 0}, {"seq_len": 8, "stride": 9}, {"stride": 0}):
         with pytest.raises(ConfigError):
@@ -170,3 +184,20 @@ def test_progress_is_told(parts):
     result = evaluate(*parts, seq_len=16, batch_size=2, on_batch=seen.append)
     assert seen == sorted(seen)
     assert seen[-1] == result.n_tokens
+
+
+def test_a_state_is_not_carried_where_a_part_cannot_be_cut(parts):
+    model, side = parts
+    model.stack.blocks()[1].mixer.cannot = {"cut": "it turns by the running length"}
+    with pytest.raises(ConfigError, match=r"context = 'document'.*layers\.1\.mixer \(Attention\) says: it turns by"):
+        evaluate(model, side, context="document")
+    assert evaluate(model, side).complete
+
+
+def test_a_run_says_before_it_starts_that_no_state_can_be_carried(tmp_path):
+    scaling = {"type": "dynamic_ntk", "factor": 2.0, "original_max_len": 8, "mode": "running"}
+    mixer = {"type": "attention", "n_heads": 2, "position": {"type": "rope", "scaling": scaling}}
+    made = recipe(tmp_path, model={"pattern": "a", "blocks": {"a": {"mixer": mixer}}}, eval_context="document", eval_tokens=50)
+    with pytest.raises(ConfigError, match="context = 'document', which carries the state, is not possible"):
+        run(made, tmp_path / "out")
+    assert not (tmp_path / "out" / "checkpoints").exists()

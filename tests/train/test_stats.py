@@ -4,6 +4,7 @@ import signal
 import pytest
 import torch
 
+from hybridtf.core import BuildContext
 from hybridtf.models import Stack
 from hybridtf.train import Interrupted, read_log
 from hybridtf.train.stats import LayerStats
@@ -161,3 +162,22 @@ def test_a_gradient_that_overflowed_is_null(tmp_path):
     layers = stats.after_update()["layers"]
     assert layers["0.m"]["grad_norm"] is None
     assert layers["0.m"]["update_ratio"] == 0
+
+
+def test_layers_of_a_shared_block_with_adapters(tmp_path):
+    blocks = {**SHARED["blocks"], "s": {**SHARED["blocks"]["s"], "adapters": {"rank": 2, "on": ["mixer.q_proj"]}}}
+    config = recipe(tmp_path, model={**WITHOUT_DROPOUT, "blocks": blocks}).model
+    model = config.build(BuildContext(d_model=0, param_dtype=torch.float64)).eval()
+    ids = torch.randint(0, config.vocab_size, (2, 5), generator=torch.Generator().manual_seed(0))
+    stats = LayerStats(model)
+    with stats.watching(), torch.no_grad():
+        model(ids)
+    outputs, x, seen = {}, model.stem(ids)[0], {"embedding": model.stem(ids)[0], "token_ids": ids}
+    for i, name in enumerate(stats.names):
+        x = model.stack._callable(i)(x, seen).x
+        outputs[name] = float(x.detach().square().sum())
+    assert {name: pytest.approx(float(sums[2]), rel=1e-12) for name, sums in stats._sums.items()} == outputs
+    own = {name: sum(p.numel() for p in params) for name, params in stats.weights.items()}
+    assert "stack" not in own
+    assert own["3.s"] == sum(p.numel() for p in model.stack.layers["3"].parameters())
+    assert own["1.s"] == sum(p.numel() for key in ("shared_s", "1") for p in model.stack.layers[key].parameters())

@@ -44,7 +44,8 @@ def balance_loss(
             share = chosen.sum(0) / count.clamp(min=1)
         elif segments is None:
             b, t = shape
-            share = (chosen.view(b, t, -1).sum(1, keepdim=True) / max(t, 1)).expand(b, t, -1).reshape(n, -1)
+            share = chosen.view(b, t, n_experts).sum(1, keepdim=True) / max(t, 1)
+            share = share.expand(b, t, n_experts).reshape(n, n_experts)
         else:
             share = _document_share(chosen, segments)
     losses = n_experts * (probs * share).sum(-1)

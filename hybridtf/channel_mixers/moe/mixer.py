@@ -89,9 +89,9 @@ class MoE(ChannelMixer):
         self.shared_gate = nn.Linear(ctx.d_model, 1, bias=False, **ctx.factory) if config.shared_gate else None
         self.losses = ("balance",) * bool(config.balance_loss) + ("router_z",) * bool(config.z_loss)
         if config.balance_loss:
-            self.cannot = {"cut": "its balancing loss is that of the tokens of one call (its outputs can be cut)"}
+            self.losses_cannot = {"cut": "loads are balanced over the tokens of one call"}
             if config.balance_over == "call":
-                self.cannot["segment"] = "its balancing loss is over all documents of a call (its outputs are apart)"
+                self.losses_cannot["segment"] = "loads are balanced over all documents of a call"
 
     def param_specs(self) -> dict[str, ParamSpec]:
         if not self.config.d_latent:
@@ -128,9 +128,10 @@ class MoE(ChannelMixer):
     def _logits(self, tokens: Tensor) -> Tensor:
         """(n e), in float32 at least: a choice between near scores must not hang on rounding to bfloat16."""
         wide = accumulation_dtype(tokens.dtype)
-        weight, bias = raw_weight(self.router), self.router.bias
+        weight = raw_weight(self.router)
         with torch.autocast(tokens.device.type, enabled=False):
             if weight is not None:
+                bias = self.router.bias
                 return F.linear(tokens.to(wide), weight.to(wide), None if bias is None else bias.to(wide))
             logits: Tensor = self.router(tokens.to(self.experts.linear.dtype))
             return logits.to(wide)

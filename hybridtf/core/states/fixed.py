@@ -80,7 +80,7 @@ class Fixed(StateLeaf):
         for name, now in self.data.items():
             empty = now.new_zeros(b, spare, *now.shape[1:])
             past[name] = torch.cat([empty, self.past[name]], dim=1) if name in self.past else empty
-        return type(self)(self.data, self.length, past, length, constant=self.constant)
+        return type(self)(self.data, self.length, past, length, constant=self.constant, max_len=self.max_len)
 
     def crop_refusal(self, n: Tensor | int) -> str | None:
         n = per_row(n, self.length)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hybridtf.core import ConfigError, Law, LengthError, State
 from hybridtf.models.language_model import LanguageModel
@@ -14,24 +14,32 @@ from hybridtf.nn import LearnedPosition
 
 
 @contextmanager
-def evaluating(*models: LanguageModel) -> Iterator[None]:
-    """Inside, dropout is off; the modes come back."""
-    modes = [model.training for model in models]
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Inside, dropout is off; the mode of every part comes back (one may have been frozen by ``eval``)."""
+    modes = [(part, part.training) for model in models for part in model.modules()]
     for model in models:
         model.eval()
     try:
         yield
     finally:
-        for model, mode in zip(models, modes, strict=True):
-            model.train(mode)
+        for part, mode in modes:
+            part.training = mode
 
 
-def require(model: LanguageModel, law: Law, what: str) -> None:
-    """Raise :class:`ConfigError` where a part of the model declares that it cannot do what ``what`` needs."""
+def refusal(model: nn.Module, law: Law) -> str | None:
+    """The part of the model that declares that it breaks ``law``, with its reason; None where none does."""
     for name, module in model.named_modules():
         reason = getattr(module, "cannot", {}).get(law)
         if reason is not None:
-            raise ConfigError(f"{what} is not possible with this model: {name} ({type(module).__name__}) says: {reason}")
+            return f"{name} ({type(module).__name__}) says: {reason}"
+    return None
+
+
+def require(model: nn.Module, law: Law, what: str) -> None:
+    """Raise :class:`ConfigError` where a part of the model declares that it cannot do what ``what`` needs."""
+    reason = refusal(model, law)
+    if reason is not None:
+        raise ConfigError(f"{what} is not possible with this model: {reason}")
 
 
 @torch.no_grad()

@@ -64,9 +64,20 @@ def check_prompts(model: LanguageModel, prompts: Sequence[Sequence[int]], prefix
             raise DataError(f"prompts are sequences of token ids, one each; prompt {row} is of type {type(prompt).__name__}")
         if not len(prompt) and prefix is None:
             raise DataError(f"prompt {row} is empty; give at least one token")
-        ids = torch.as_tensor(prompt, dtype=torch.int64)
+        ids = _token_ids(prompt, row)
         if len(prompt) and bool(((ids < 0) | (ids >= vocab)).any()):
             raise DataError(f"prompt {row} has a token outside of the vocabulary: ids are 0 to {vocab - 1}")
+
+
+def _token_ids(prompt: Sequence[int], row: int) -> Tensor:
+    """(t) of whole numbers; anything else would be cut down to some token without a word."""
+    try:
+        ids = torch.as_tensor(prompt) if len(prompt) else torch.zeros(0, dtype=torch.int64)
+    except (TypeError, ValueError, RuntimeError):
+        ids = torch.zeros(0)
+    if ids.ndim != 1 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise DataError(f"prompt {row} is no flat sequence of token ids (whole numbers)")
+    return ids
 
 
 def needed_length(prompts: Sequence[Sequence[int]], room: int, prefix: Prefix | None) -> int:

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from hybridtf.core import BiasPosition, BuildContext, PositionConfig, Site
+from hybridtf.nn.positions.angles import wide_dtype
 
 
 class AlibiConfig(PositionConfig):
@@ -39,10 +40,12 @@ class Alibi(BiasPosition):
         self.max_bias = max_bias
 
     def forward(self, n_heads: int, device: torch.device) -> Tensor:
-        # Made on the device, by few small steps: nothing to copy there, and nothing kept that a cast could round.
+        # Made on the device, by few small steps: nothing to copy there, and nothing kept that a cast could round. In float64,
+        # which scores in float32 round and scores in float64 need.
+        wide = wide_dtype(device)
         power = 1 << (n_heads.bit_length() - 1)
-        first = torch.arange(1, power + 1, device=device, dtype=torch.float32)
-        more = torch.arange(n_heads - power, device=device, dtype=torch.float32) + 0.5
+        first = torch.arange(1, power + 1, device=device, dtype=wide)
+        more = torch.arange(n_heads - power, device=device, dtype=wide) + 0.5
         return 2.0 ** (torch.cat([first, more]) * (-self.max_bias / power))
 
     def extra_repr(self) -> str:

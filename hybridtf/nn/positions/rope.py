@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from hybridtf.core import BuildContext, OneOf, PositionConfig, QueryKeyPosition, Site
+from hybridtf.nn.norms import accumulation_dtype
 from hybridtf.nn.positions.angles import angles, exponents, powers
 from hybridtf.nn.positions.scaling import SCALINGS, RopeScaling
 
@@ -87,7 +88,7 @@ class Rope(QueryKeyPosition):
             whole = positions.amax(1, keepdim=True) + 1 if positions.shape[1] else positions
             length = whole if lengths is None else lengths
         angle = angles(positions, self.frequencies(positions.device, length))[..., None, :]
-        dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        dtype = accumulation_dtype(dtype)
         cos, sin = angle.cos(), angle.sin()
         if self.factor != 1.0:
             cos, sin = cos * self.factor, sin * self.factor

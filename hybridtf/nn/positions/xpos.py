@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from hybridtf.core import BuildContext, PositionConfig, Site
+from hybridtf.nn.norms import accumulation_dtype
 from hybridtf.nn.positions.rope import Rope
 
 
@@ -70,7 +71,7 @@ class XPos(Rope):
         self, q: Tensor, k: Tensor, *, q_pos: Tensor | None = None, k_pos: Tensor | None = None,
         q_ids: Tensor | None = None, k_ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        t, s, dtype = q.shape[1], k.shape[1], torch.float64 if q.dtype == torch.float64 else torch.float32
+        t, s, dtype = q.shape[1], k.shape[1], accumulation_dtype(q.dtype)
         if not t:
             return q, k
         if q_pos is None or k_pos is None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
+from hybridtf.ops.documents import mask_pads
 from hybridtf.ops.linear_scan.shapes import Number, check, factor, number, product, spread, start_state
 
 
@@ -51,6 +52,4 @@ def linear_scan_reference(
 
 def _real_steps(x: Tensor, segments: Segments | None, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """``x`` (b t ...) token by token, zero at pads."""
-    if segments is not None:
-        x = x.masked_fill(spread(~segments.real, x), 0)
-    return x.to(dtype).unbind(1)
+    return mask_pads(x, segments).to(dtype).unbind(1)

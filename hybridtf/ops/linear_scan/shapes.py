@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.core.segments import Segments
+from hybridtf.ops.documents import carried_state, state_dtype
 
 Parts: TypeAlias = tuple[Tensor, ...]
 """One tensor of real numbers, or two: real and imaginary parts."""
@@ -33,8 +34,7 @@ class Arguments(NamedTuple):
     @property
     def dtype(self) -> torch.dtype:
         """Of states and factors: float32, or float64 where an input is float64."""
-        wide = any(x.dtype == torch.float64 for x in (*self.u, *self.decay))
-        return torch.float64 if wide else torch.float32
+        return state_dtype(*self.u, *self.decay)
 
 
 def check(
@@ -81,14 +81,9 @@ def number(parts: Parts) -> Number:
 
 def start_state(args: Arguments) -> Parts:
     """The incoming state's parts (b c): zeros where there is none, and in rows that begin another document."""
-    u, segments = args.u, args.segments
     if args.initial_state is None:
-        return tuple(x.new_zeros((x.shape[0], *x.shape[2:]), dtype=args.dtype) for x in u)
-    state = tuple(x.to(args.dtype) for x in args.initial_state)
-    if segments is None:
-        return state
-    forgotten = ~segments.continues & (segments.last_id > 0)
-    return tuple(x.masked_fill(spread(forgotten, x), 0) for x in state)
+        return tuple(x.new_zeros((x.shape[0], *x.shape[2:]), dtype=args.dtype) for x in args.u)
+    return tuple(carried_state(x, args.dtype, args.segments) for x in args.initial_state)
 
 
 def spread(mask: Tensor, like: Tensor) -> Tensor:

@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from hybridtf.core.segments import Segments
+from hybridtf.ops.documents import state_dtype
 from hybridtf.ops.rnn.flops import backward_flops, forward_flops
 from hybridtf.ops.rnn.loops import run
-from hybridtf.ops.rnn.shapes import Cell, State, Weights, check, start_state, state_dtype, widened
+from hybridtf.ops.rnn.shapes import Cell, State, Weights, check, start_state, widened
 from hybridtf.ops.rnn.step import rnn_step
 
 

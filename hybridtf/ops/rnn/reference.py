@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.rnn.shapes import Cell, State, check, mask_pads, start_state, state_dtype, widened
+from hybridtf.ops.documents import mask_pads, state_dtype
+from hybridtf.ops.rnn.shapes import Cell, State, check, start_state, widened
 from hybridtf.ops.rnn.step import cell_step, input_share
 
 

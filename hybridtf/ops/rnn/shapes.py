@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hybridtf.core.errors import ConfigError, known_names
 from hybridtf.core.segments import Segments
+from hybridtf.ops.documents import carried_state
 
 Cell: TypeAlias = Literal["tanh", "relu", "lstm", "gru"]
 
@@ -68,11 +69,6 @@ def check(
         raise ConfigError(f"rnn: segments must be (b t) = {(b, t)}; got {tuple(segments.ids.shape)}")
 
 
-def state_dtype(*inputs: Tensor | None) -> torch.dtype:
-    """The precision of states and gates: float32, or float64 where an input is float64."""
-    return torch.float64 if any(x is not None and x.dtype == torch.float64 for x in inputs) else torch.float32
-
-
 def widened(
     weight_hh: Tensor, weight_ih: Tensor | None, bias_ih: Tensor | None, bias_hh: Tensor | None, dtype: torch.dtype
 ) -> Weights:
@@ -88,13 +84,4 @@ def start_state(
     """The incoming state, each (b h) in ``dtype``: zeros where there is none, and in rows that begin another document."""
     if initial_state is None:
         return {name: x.new_zeros(x.shape[0], width, dtype=dtype) for name in STATES[cell]}
-    state = {name: initial_state[name].to(dtype) for name in STATES[cell]}
-    if segments is None:
-        return state
-    forgotten = (~segments.continues & (segments.last_id > 0))[:, None]
-    return {name: value.masked_fill(forgotten, 0) for name, value in state.items()}
-
-
-def mask_pads(x: Tensor, segments: Segments | None) -> Tensor:
-    """``x`` (b t d) with zeros at pads, whatever they held (NaN included); its gradient is zero there too."""
-    return x if segments is None else x.masked_fill(~segments.real[..., None], 0)
+    return {name: carried_state(initial_state[name], dtype, segments) for name in STATES[cell]}

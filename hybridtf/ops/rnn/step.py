@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.rnn.shapes import State, Weights, mask_pads
+from hybridtf.ops.documents import mask_pads
+from hybridtf.ops.rnn.shapes import State, Weights
 
 
 def cell_step(cell: str, u: Tensor, weights: Weights, state: State) -> State:
