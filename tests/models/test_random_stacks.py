@@ -1,0 +1,58 @@
+"""Any stack that the registries allow keeps its promises: random ones, each checked as a whole.
+
+A stack is named by its seed; ``-k "stack[17]"`` runs one alone, and a failure prints the recipe as well.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from hybridtf.recipe import Recipe, to_toml
+from hybridtf.testing import ContractError
+from tests.models.random_stack_checks import CHECKS
+from tests.models.random_stacks import Drawn, drawable, position_cards
+
+SEEDS = range(24)
+SLOW_SEEDS = range(24, 144)
+
+
+def check_stack(seed: int) -> None:
+    drawn = Drawn(seed)
+    model = drawn.build()
+    declared = {law for module in model.modules() for law in getattr(module, "cannot", {})}
+    failed = []
+    for name, (check, laws) in CHECKS.items():
+        if declared.isdisjoint(laws):
+            try:
+                check(drawn, model)
+            except (AssertionError, ContractError) as error:
+                failed.append(f"{name}: {error}")
+    if failed:
+        pytest.fail("\n".join([f"the stack of seed {seed}", *failed, "", to_toml(Recipe(model=drawn.config))]), pytrace=False)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_stack(seed: int) -> None:
+    check_stack(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SLOW_SEEDS)
+def test_more_stacks(seed: int) -> None:
+    check_stack(seed)
+
+
+def test_every_component_is_drawn() -> None:
+    seen: dict[str, set[str]] = {}
+    for seed in SEEDS:
+        for kind, cards in Drawn(seed).cards.items():
+            seen.setdefault(kind, set()).update(cards)
+    for kind in ("mixers", "channel_mixers", "blocks", "norms", "stems", "heads"):
+        assert seen[kind] == set(drawable(kind)), kind
+    assert seen["positions"] == set(position_cards())
+    assert seen["shared"] == {"plain", "adapters"}
+    assert seen["heads tied"] == {"True", "False"}
+
+
+def test_a_seed_is_one_stack() -> None:
+    assert Drawn(5).config == Drawn(5).config != Drawn(6).config
