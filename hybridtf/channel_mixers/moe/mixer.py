@@ -128,9 +128,10 @@ class MoE(ChannelMixer):
     def _logits(self, tokens: Tensor) -> Tensor:
         """(n e), in float32 at least: a choice between near scores must not hang on rounding to bfloat16."""
         wide = accumulation_dtype(tokens.dtype)
-        weight, bias = raw_weight(self.router), self.router.bias
+        weight = raw_weight(self.router)
         with torch.autocast(tokens.device.type, enabled=False):
             if weight is not None:
+                bias = self.router.bias
                 return F.linear(tokens.to(wide), weight.to(wide), None if bias is None else bias.to(wide))
             logits: Tensor = self.router(tokens.to(self.experts.linear.dtype))
             return logits.to(wide)
