@@ -1,4 +1,4 @@
-"""Adapters of a shared block reach every projection of every component: beside the projection they give what they give in it."""
+"""Adapters of a shared block reach every projection of every component: beside it they give what they give within it."""
 
 from __future__ import annotations
 
