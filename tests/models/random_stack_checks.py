@@ -204,6 +204,50 @@ def check_generation(drawn: Drawn, model: LanguageModel) -> None:
         assert scores.argmax(-1).tolist() == new, f"after {prompt}: {new}, likeliest {scores.argmax(-1).tolist()}"
 
 
+# -- gradients -----------------------------------------------------------------------------------------------------------
+
+
+def check_gradients(drawn: Drawn, model: LanguageModel) -> None:
+    """The gradient of packed and padded rows is the sum of the gradients of their documents alone."""
+    ids = torch.cat([ids_of("packed"), ids_of("middle padding")])
+    text = tokens(drawn.seed + 15, *ids.shape)
+    segments = Segments.from_ids(ids)
+    weight = _weights_like(text)
+    got = _gradients(model, [(logits(model, text, segments=segments)[ids > 0] * weight[ids > 0]).sum()])
+    alone = []
+    for row in range(ids.shape[0]):
+        for document in ids[row].unique().tolist():
+            if document:
+                columns = (ids[row] == document).nonzero()[:, 0]
+                alone.append((logits(model, text[row : row + 1, columns])[0] * weight[row, columns]).sum())
+    for name, want in _gradients(model, alone).items():
+        close(got[name], want, tol=TOL, what=f"gradient of {name}")
+
+
+def check_cut_gradients(drawn: Drawn, model: LanguageModel) -> None:
+    """The gradient through a state that is carried is that of one call."""
+    text = tokens(drawn.seed + 16, 2)
+    weight = _weights_like(text)
+    sizes = cut(random.Random(drawn.seed + 3), LENGTH)
+    want = _gradients(model, [(logits(model, text) * weight).sum()])
+    got = _gradients(model, [(in_pieces(model, text, sizes, model.init_state(2))[0] * weight).sum()])
+    for name, value in want.items():
+        close(got[name], value, tol=TOL, what=f"pieces of {sizes} tokens: gradient of {name}")
+
+
+def _weights_like(text: Tensor) -> Tensor:
+    return torch.randn(*text.shape, VOCAB, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def _gradients(model: LanguageModel, values: list[Tensor]) -> dict[str, Tensor]:
+    """Of the sum of ``values``; zero where a parameter has no part in it."""
+    params = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    found = torch.autograd.grad(torch.stack(values).sum(), list(params.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(param) if grad is None else grad for (name, param), grad in zip(params.items(), found, strict=True)
+    }
+
+
 # -- files ---------------------------------------------------------------------------------------------------------------
 
 
@@ -221,7 +265,7 @@ def check_weights(drawn: Drawn, model: LanguageModel) -> None:
             path = Path(folder) / "model.safetensors"
             save_weights(model, path, max_shard_bytes=max_shard_bytes)
             assert (len(list(Path(folder).iterdir())) > 2) == (max_shard_bytes == 2000)
-            fresh = Drawn(drawn.seed).config.build(_context(seed=drawn.seed + 1)).eval()
+            fresh = drawn.config.build(_context(seed=drawn.seed + 1)).eval()
             load_weights(fresh, path)
         assert torch.equal(logits(fresh, text), want), f"scores differ after loading (shards of {max_shard_bytes} bytes)"
 
@@ -243,6 +287,8 @@ CHECKS: dict[str, tuple[Callable[[Drawn, LanguageModel], None], tuple[str, ...]]
     "cut documents": (check_cut_documents, ("cut", "segment")),
     "reorder": (check_reorder, ("cut",)),
     "crop": (check_crop, ("cut", "crop")),
+    "gradients": (check_gradients, ("segment",)),
+    "cut gradients": (check_cut_gradients, ("cut",)),
     "generation": (check_generation, ("cut", "segment")),
     "weights": (check_weights, ()),
     "recipe": (check_recipe, ()),
