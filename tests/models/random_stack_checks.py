@@ -243,9 +243,8 @@ def _gradients(model: LanguageModel, values: list[Tensor]) -> dict[str, Tensor]:
     """Of the sum of ``values``; zero where a parameter has no part in it."""
     params = {name: param for name, param in model.named_parameters() if param.requires_grad}
     found = torch.autograd.grad(torch.stack(values).sum(), list(params.values()), allow_unused=True)
-    return {
-        name: torch.zeros_like(param) if grad is None else grad for (name, param), grad in zip(params.items(), found, strict=True)
-    }
+    grads = zip(params.items(), found, strict=True)
+    return {name: torch.zeros_like(param) if grad is None else grad for (name, param), grad in grads}
 
 
 # -- files ---------------------------------------------------------------------------------------------------------------
