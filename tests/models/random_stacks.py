@@ -1,0 +1,233 @@
+"""Random stacks over all that is registered, each from one number.
+
+Components are dealt like cards: slot i of a kind takes a card, and all cards are dealt before one comes again, in another
+order each time. So a short run meets every component, in other company on every round, and what a plugin registers
+is met too. A seed gives the same stack for as long as the registries hold the same names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from hybridtf.core import BuildContext, ComponentConfig, HybridTFError, active
+from hybridtf.models import LanguageModel, LanguageModelConfig
+from hybridtf.nn.positions import SCALINGS
+from hybridtf.testing import ContractError, Subject, option_variants, preset_config
+
+D_MODEL, VOCAB, MAX_SEQ_LEN = 16, 19, 48
+N_BLOCKS = 3
+"""Blocks of a stack; some come twice."""
+
+SCALING_OPTIONS: dict[str, Any] = {"factor": 4.0, "original_max_len": 16}
+"""Rotary positions are stretched within the lengths of the checks."""
+
+
+def dealt(kind: str, slot: int, cards: Sequence[str]) -> str:
+    """The card of a slot."""
+    turn, place = divmod(slot, len(cards))
+    order = sorted(cards)
+    random.Random(f"{kind} {turn}").shuffle(order)
+    return order[place]
+
+
+def builds(kind: str, config: ComponentConfig) -> bool:
+    try:
+        Subject(kind, config, d_model=D_MODEL).build_plain()
+    except HybridTFError:
+        return False
+    return True
+
+
+def variants(config: ComponentConfig) -> list[ComponentConfig]:
+    """The config with one option away from its default; what this file draws itself left out."""
+    found, options = [], option_variants(config)
+    with contextlib.suppress(ContractError):  # a preset may leave an option no second value
+        for option, other in options:
+            if not option.startswith(("position", "shared", "adapters")):
+                found.append(other)
+    return found
+
+
+def tiny(kind: str, name: str) -> ComponentConfig:
+    registry = active()[kind]
+    return preset_config(kind, name) if name in registry.presets() else registry.get(name).tiny()
+
+
+# -- what can be drawn ---------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def drawable(kind: str) -> tuple[str, ...]:
+    """Names of a kind that can stand in a causal stack of their own: no context to look at, no edge but the stem's."""
+    names = []
+    for name in active()[kind].names():
+        config = tiny(kind, name)
+        if kind in ("mixers", "channel_mixers"):
+            subject = Subject(kind, config, d_model=D_MODEL)
+            module = subject.build_plain()
+            if subject.needs_context(module) or set(subject.reads(module)) - {"token_ids", "embedding"}:
+                continue
+        names.append(name)
+    return tuple(names)
+
+
+@functools.cache
+def position_cards() -> tuple[str, ...]:
+    """Every position, and ``rope`` with each scaling."""
+    scaled = [f"rope {scaling.model_fields['type'].default}" for scaling in SCALINGS]
+    return (*active()["positions"].names(), *scaled)
+
+
+def position_tables(card: str) -> list[dict[str, Any]]:
+    """Options of a position; several where a list must be as long as a head has pairs."""
+    name, _, scaling = card.partition(" ")
+    if not scaling:
+        return [tiny("positions", name).to_dict()]
+    (cls,) = [cls for cls in SCALINGS if cls.model_fields["type"].default == scaling]
+    required = [field for field, info in cls.model_fields.items() if info.is_required()]
+    lists = [field for field in required if field not in SCALING_OPTIONS]
+    options = {"type": scaling, **{k: v for k, v in SCALING_OPTIONS.items() if k in cls.model_fields}}
+    tables = []
+    for n in range(1, 9) if lists else (0,):
+        rising = {field: [1.0 + (i + 1) * 0.3 * j for j in range(n)] for i, field in enumerate(lists)}
+        tables.append({"type": name, "scaling": {**options, **rising}})
+    return tables
+
+
+@functools.cache
+def positions_of(kind: str, name: str) -> dict[str, dict[str, Any]]:
+    """The cards that a component's option ``position`` takes, with their options; none where it has no such option."""
+    config = tiny(kind, name)
+    if "position" not in type(config).model_fields:
+        return {}
+    return {card: table for card in position_cards() for table in position_tables(card) if _takes(kind, config, table)}
+
+
+def _takes(kind: str, config: ComponentConfig, position: dict[str, Any]) -> bool:
+    try:
+        changed = active()[kind].make({**config.to_dict(), "position": position})
+    except HybridTFError:
+        return False
+    return builds(kind, changed)
+
+
+# -- drawing -------------------------------------------------------------------------------------------------------------
+
+
+class Drawn:
+    """The stack of a seed: its config, and the names of all cards in it, by kind."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.rng = seed, random.Random(seed)
+        self.cards: dict[str, set[str]] = {}
+        blocks = {name: self._block(N_BLOCKS * seed + i) for i, name in enumerate("abc")}
+        layers = [*blocks, *self.rng.choices(list(blocks), k=self.rng.randint(0, 1))]
+        if self.rng.random() < 0.5:
+            layers.append(self._share(blocks))
+        self.rng.shuffle(layers)
+        self.config = LanguageModelConfig(
+            vocab_size=VOCAB, d_model=D_MODEL, pattern=" ".join(layers), blocks=blocks, max_seq_len=MAX_SEQ_LEN,
+            stem=self._stem(), head=self._head(), final_norm=self._norm((N_BLOCKS + 1) * seed + N_BLOCKS),
+        )  # type: ignore[arg-type]
+
+    def build(self) -> LanguageModel:
+        """In float64 and eval mode, every parameter nudged so that zero and one starts hide nothing."""
+        model = self.config.build(BuildContext(d_model=D_MODEL, param_dtype=torch.float64, seed=self.seed)).eval()
+        generator = torch.Generator().manual_seed(self.seed)
+        with torch.no_grad():
+            for param in model.parameters():
+                param.add_(0.1 * torch.randn(param.shape, generator=generator, dtype=torch.float64))
+        return model
+
+    def _card(self, kind: str, slot: int, cards: Sequence[str]) -> str:
+        name = dealt(kind, slot, cards)
+        self.cards.setdefault(kind, set()).add(name)
+        return name
+
+    def _varied(self, kind: str, config: ComponentConfig, share: float) -> ComponentConfig:
+        """With this probability the config with one option away from its default, where that can be built."""
+        if self.rng.random() >= share:
+            return config
+        found = variants(config)
+        other = self.rng.choice(found) if found else config
+        return other if builds(kind, other) else config
+
+    def _placed(self, kind: str, name: str, slot: int, config: ComponentConfig) -> ComponentConfig:
+        """The config with a position that it takes, if it takes any."""
+        cards = positions_of(kind, name)
+        if not cards:
+            return config
+        card = dealt(f"positions of {kind}", slot, position_cards())
+        while card not in cards:
+            slot += 1
+            card = dealt(f"positions of {kind}", slot, position_cards())
+        changed = active()[kind].make({**config.to_dict(), "position": cards[card]})
+        if not builds(kind, changed):  # a variant that the position does not go with
+            return config
+        self.cards.setdefault("positions", set()).add(card)
+        return changed
+
+    def _mixer(self, slot: int) -> ComponentConfig:
+        names = drawable("mixers")
+        name = self._card("mixers", slot, names)
+        earlier = sum(bool(positions_of("mixers", dealt("mixers", i, names))) for i in range(slot))
+        first = slot < len(names)
+        return self._placed("mixers", name, earlier, self._varied("mixers", tiny("mixers", name), 0.0 if first else 0.5))
+
+    def _norm(self, slot: int) -> ComponentConfig:
+        return self._varied("norms", tiny("norms", self._card("norms", slot, drawable("norms"))), 0.3)
+
+    def _block(self, slot: int) -> ComponentConfig:
+        name = self._card("blocks", slot, drawable("blocks"))
+        cls = active()["blocks"].get(name)
+        table = self._varied("blocks", cls.tiny(), 0.4).to_dict()
+        if "norm" in cls.model_fields:
+            table["norm"] = self._norm(slot + self.seed)
+        parts: dict[str, Any] = {}
+        if "mixer" in cls.model_fields:
+            parts["mixer"] = self._mixer(slot)
+        if "channel_mixer" in cls.model_fields:
+            card = self._card("channel_mixers", slot, drawable("channel_mixers"))
+            parts["channel_mixer"] = self._varied("channel_mixers", tiny("channel_mixers", card), 0.4)
+        whole = active()["blocks"].make({**table, **parts})
+        # Every card is dealt once before a branch is left out.
+        if slot < max(len(drawable("mixers")), len(drawable("channel_mixers"))) or self.rng.random() > 0.25:
+            return whole
+        left_out = self.rng.choice(sorted(parts)) if parts else None
+        try:
+            return active()["blocks"].make({k: v for k, v in {**table, **parts}.items() if k != left_out})
+        except HybridTFError:  # this wiring needs both, or an option of it does
+            return whole
+
+    def _share(self, blocks: dict[str, ComponentConfig]) -> str:
+        """Make a block shared, most times with adapters; its name, to be visited once more."""
+        name = self.rng.choice(sorted(blocks))
+        table = {**blocks[name].to_dict(), "shared": True}
+        module = Subject("blocks", blocks[name], d_model=D_MODEL).build_plain()
+        linears = sorted(path for path, part in module.named_modules() if isinstance(part, nn.Linear))
+        if linears and self.rng.random() < 0.7:
+            on = self.rng.sample(linears, min(2, len(linears)))
+            table["adapters"] = {"rank": 2, "on": on}
+        blocks[name] = active()["blocks"].make(table)
+        self.cards.setdefault("shared", set()).add("adapters" if "adapters" in table else "plain")
+        return name
+
+    def _stem(self) -> ComponentConfig:
+        name = self._card("stems", self.seed, drawable("stems"))
+        return self._placed("stems", name, self.seed, self._varied("stems", tiny("stems", name), 0.3))
+
+    def _head(self) -> ComponentConfig:
+        name = self._card("heads", self.seed, drawable("heads"))
+        config = self._varied("heads", tiny("heads", name), 0.4)
+        if "tied" in type(config).model_fields:
+            tied = self.rng.random() < 0.5
+            config = active()["heads"].make({**config.to_dict(), "tied": tied})
+            self.cards.setdefault("heads tied", set()).add(str(tied))
+        return config
