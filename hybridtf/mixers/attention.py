@@ -244,6 +244,8 @@ class Attention(SequenceMixer):
         if leaf.untouched:
             y = self._attend(q, k, v, *_own_mask(segments), segments)
             return y, leaf.push(new, segments, keep=keep)
+        if q.shape[1] == 1 and (segments is None or segments.prefix_len is None):
+            return self._attend_last(q, positions, segments, leaf.push(new, segments, keep=keep))
         valid = leaf.valid()
         if segments is None:
             own = torch.ones_like(positions)
@@ -256,6 +258,19 @@ class Attention(SequenceMixer):
         keys, values = (torch.cat([leaf[name].to(z.dtype), z], dim=1) for name, z in new.items())
         y = self._attend(q, keys, values, ids, pos, segments)
         return y, leaf.push(new, segments, keep=keep)
+
+    def _attend_last(
+        self, q: Tensor, positions: Tensor, segments: Segments | None, seen: Ring
+    ) -> tuple[Tensor, Ring]:
+        """One token a row, which the ring holds already: nothing is copied."""
+        plain = segments is None and not isinstance(self.position, BiasPosition)
+        plain = plain and not (isinstance(self.position, QueryKeyPosition) and self.position.span(q.dtype) is not None)
+        length = seen.shared_length() if plain and seen.capacity == seen.window else None
+        if length is not None and length >= seen.window:  # all slots are in sight, and their order does not matter
+            return self._attend(q, seen["k"], seen["v"], None, None, None), seen
+        real = torch.ones_like(positions) if segments is None else segments.real.to(torch.int64)
+        ids = (real, seen.valid().to(torch.int64))
+        return self._attend(q, seen["k"], seen["v"], ids, (positions, seen.positions()), None), seen
 
 
 def _own_mask(

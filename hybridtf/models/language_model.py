@@ -119,6 +119,9 @@ class LanguageModel(nn.Module):
         self.head: Head = config.head.build(ctx.child("head"), config.vocab_size)
         if self.head.needs_tied_weight and self.stem.tied_weight() is None:
             raise ctx.child("head").error(f"a tied head needs a stem with an embedding; {config.stem.type_name()!r} has none")
+        said = ((name, getattr(part, "cannot", {}).get("segment")) for name, part in self.named_modules())
+        self.unsegmented = next((f"{name} says: {reason}" for name, reason in said if reason is not None), None)
+        """Why segments are refused; None: they are obeyed."""
         self.reset_parameters()
 
     @property
@@ -174,6 +177,8 @@ class LanguageModel(nn.Module):
             raise DataError(f"token ids must be int64 of shape (b, t); got {token_ids.dtype} {tuple(token_ids.shape)}")
         if segments is not None and segments.ids.shape != token_ids.shape:
             raise DataError(f"segments are of shape {tuple(segments.ids.shape)}, the token ids {tuple(token_ids.shape)}")
+        if segments is not None and self.unsegmented is not None:
+            raise ConfigError(f"this model cannot tell documents or padding apart: {self.unsegmented}")
         for leaf in leaves(state)[:1]:
             if leaf.batch_size != token_ids.shape[0]:
                 raise StateError(f"the state has {leaf.batch_size} rows, the token ids {token_ids.shape[0]}")

@@ -177,11 +177,14 @@ class Run:
         if not math.isfinite(norm) and not (self.scaler.is_enabled() and self.scaler.get_scale() > LOWEST_SCALE):
             raise self.not_finite("gradient", place, batches)
         # Under fp16 a step whose gradient overflowed is left out here, and the scale lowered.
+        scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        after_step(self.model)
+        stepped = self.scaler.get_scale() >= scale
+        if stepped:
+            after_step(self.model)
         self.stats = None if stats is None else stats.after_update()
-        if self.average is not None:
+        if self.average is not None and stepped:
             self.average.update(self.model, counters.step + 1)
         seconds = time.perf_counter() - began
         counters.step += 1

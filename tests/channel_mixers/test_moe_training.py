@@ -151,6 +151,35 @@ def test_only_training_passes_count():
     assert not fixed.selection.bias.any()
 
 
+def test_the_bias_keeps_its_small_steps_in_a_low_precision():
+    """In bfloat16 a step of 0.001 is lost as soon as the bias is past 0.5."""
+    for mixer in (build(selection_bias="balanced").to(torch.bfloat16), build(selection_bias="balanced").bfloat16()):
+        selection = mixer.selection
+        assert selection.bias.dtype == torch.float32
+        for _ in range(2000):
+            selection.load.copy_(torch.tensor([8, 0, 0, 0, 0]))
+            selection.after_step()
+        torch.testing.assert_close(selection.bias, torch.tensor([-2.0, 2, 2, 2, 2]), rtol=0, atol=1e-3)
+    built = MoEConfig(n_experts=4, top_k=2, d_ff=8, selection_bias="balanced").build(
+        BuildContext(d_model=D, param_dtype=torch.bfloat16)
+    )
+    assert built.selection.bias.dtype == torch.float32
+    x = data(2, 3).bfloat16()
+    assert built(x)[0].dtype == torch.bfloat16
+
+
+def test_layers_that_are_computed_again_count_once():
+    loads = []
+    for checkpointed in (frozenset(), frozenset({0})):
+        model = LanguageModelConfig(vocab_size=13, d_model=16, **moe_model()).build()
+        model.stack.checkpointed = checkpointed
+        out = model(torch.arange(12).view(2, 6))
+        out.logits.sum().backward()
+        loads.append([m.load.tolist() for m in model.modules() if hasattr(m, "load")])
+    assert loads[0] == loads[1]
+    assert any(map(any, loads[0]))
+
+
 def test_steps_even_out_the_loads():
     mixer = build(selection_bias="balanced", bias_step=0.005, scores="sigmoid").train()
     with torch.no_grad():

@@ -339,3 +339,23 @@ def test_outside_of_debug_mode_a_consumed_leaf_can_be_read() -> None:
         leaf = leaves(_nested())[2]
         _consume(leaf)
         assert leaf["h"].tolist() == [[5], [6]]
+
+
+@pytest.mark.parametrize("keep", [0, 2])
+def test_one_token_is_written_into_its_slot_and_gives_what_many_calls_with_gradients_give(keep):
+    """In place or anew, with pads and rows that start another document: the ring holds the same."""
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randn(3, 13, 2, generator=generator)
+    states = [Ring.empty(3, {"k": (2,)}, window=4, keep=keep, dtype=tokens.dtype, device="cpu") for _ in range(2)]
+    for i in range(13):
+        continues = torch.tensor([True, i != 6, True])
+        ids = torch.tensor([[1], [1], [0 if i in (2, 7, 8) else 1]])
+        segments = None if i % 3 == 1 and i not in (2, 7, 8) else Segments(ids, continues)
+        with torch.no_grad():
+            address = states[0]["k"].data_ptr()
+            states[0] = states[0].push({"k": tokens[:, i : i + 1].clone()}, segments, keep=keep)
+            assert states[0]["k"].data_ptr() == address
+        states[1] = states[1].push({"k": tokens[:, i : i + 1].clone()}, segments, keep=keep)
+        left, right = (torch.where(s.valid()[..., None], s["k"], 0) for s in states)
+        assert torch.equal(left, right)
+        assert torch.equal(states[0].positions(), states[1].positions())

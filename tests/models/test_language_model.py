@@ -17,6 +17,7 @@ from hybridtf.core import (
     state_bytes,
     state_lengths,
 )
+from hybridtf.mixers import Mamba2
 from hybridtf.models import LanguageModelConfig, load_weights, save_weights
 from hybridtf.models.weights import canonical_tensors, read_weights
 
@@ -251,3 +252,12 @@ def test_embeddings_are_scaled():
         assert extras.edges["embedding"] is x
     with pytest.raises(ConfigError, match=r"scale: .*valid number.*; or .*'sqrt_d_model', got 'sqrt'"):
         build("a", stem={"type": "token_embedding", "scale": "sqrt"})
+
+
+def test_a_model_that_cannot_tell_documents_apart_refuses_segments(monkeypatch):
+    monkeypatch.setattr(Mamba2, "cannot", {"segment": "a filter over the whole row"})
+    model = build("m a")
+    ids = torch.zeros(1, 4, dtype=torch.int64)
+    model(ids)
+    with pytest.raises(ConfigError, match=r"cannot tell documents or padding apart: stack\.layers\.0\.mixer says: a filter"):
+        model(ids, segments=Segments.from_lengths([[2, 2]]))

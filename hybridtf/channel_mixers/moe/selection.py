@@ -9,14 +9,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, ParamSpec, init
+from hybridtf.nn import accumulation_dtype
 
 
 class SelectionBias(nn.Module):
     """``bias`` (e), a parameter without gradient, and ``load`` (e): tokens that chose each expert since the last step.
 
     The load is counted in forward passes of training with gradients on, over all passes of an accumulation window, and is
-    no part of a checkpoint: one is written between steps, where it is zero. Layers that are computed again in the
-    backward pass count all their tokens twice, which moves nothing: only the sign of (average - load) is used.
+    no part of a checkpoint: one is written between steps, where it is zero. A layer that is computed again in the backward
+    pass does not count again. ``bias`` is float32 at least, whatever the model is cast to: its small steps would be lost.
     """
 
     load: Tensor
@@ -24,14 +25,19 @@ class SelectionBias(nn.Module):
     def __init__(self, n_experts: int, step: float, ctx: BuildContext) -> None:
         super().__init__()
         self.step = step
-        self.bias = nn.Parameter(torch.empty(n_experts, **ctx.factory), requires_grad=False)
+        wide = accumulation_dtype(ctx.param_dtype)
+        self.bias = nn.Parameter(torch.empty(n_experts, dtype=wide, device=ctx.device), requires_grad=False)
         self.register_buffer("load", torch.zeros(n_experts, dtype=torch.int64, device=ctx.device), persistent=False)
 
     def param_specs(self) -> dict[str, ParamSpec]:
         return {"bias": ParamSpec("bias", init.constant(0.0))}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SelectionBias:
+        bias = self.bias.detach()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        wide = accumulation_dtype(self.bias.dtype)
+        if self.bias.dtype != wide:
+            self.bias.data = bias.to(device=self.bias.device, dtype=wide)
         self.load.zero_()  # a move starts the count anew, and memory from ``to_empty`` holds anything
         return self
 
@@ -39,6 +45,8 @@ class SelectionBias(nn.Module):
         """Add the choices ``experts`` (n k) of one pass; the number past the last expert stands for none."""
         if not (self.step and self.training and torch.is_grad_enabled()):
             return
+        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+            return  # inside a backward pass: counted when it first ran
         chosen = experts.flatten()
         counted = self.load.new_zeros(self.load.shape[0] + 1).index_add(0, chosen, torch.ones_like(chosen))
         self.load.add_(counted[:-1])

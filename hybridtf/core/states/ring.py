@@ -104,17 +104,30 @@ class Ring(StateLeaf):
             start = torch.where(segments.keeps_state, start, torch.zeros_like(start))
             oldest = torch.where(segments.keeps_state, oldest, torch.zeros_like(oldest))
         oldest = torch.maximum(oldest, length - ring.capacity)
-        wanted = ring_positions(length, ring.capacity)
-        fresh = (wanted >= start[:, None]) & (wanted >= 0)
+        in_place = not torch.is_grad_enabled() and not any(old.requires_grad for old in ring.data.values())
         data = ring.data
-        if t:
+        if t == 1 and in_place:
+            data = ring._write_one(new, start, segments)
+        elif t:
+            wanted = ring_positions(length, ring.capacity)
+            fresh = (wanted >= start[:, None]) & (wanted >= 0)
             index = source.gather(1, (wanted - start[:, None]).clamp(0, t - 1))
             data = {k: torch.where(like(fresh, old), gather_rows(new[k].to(old.dtype), index), old) for k, old in data.items()}
-            if not torch.is_grad_enabled() and not any(old.requires_grad for old in ring.data.values()):
+            if in_place:
                 data = {k: old.copy_(data[k]) for k, old in ring.data.items()}
         out = Ring(data, length, window=self.window, oldest=oldest, max_len=self.max_len)
         self._die(*data.values())
         return out
+
+    def _write_one(self, new: Mapping[str, Tensor], start: Tensor, segments: Segments | None) -> dict[str, Tensor]:
+        """In place, one token a row into its slot; a pad leaves what was there. Decoding must not copy the whole window."""
+        rows, slot = torch.arange(len(start), device=start.device), start % self.capacity
+        for name, old in self.data.items():
+            value = new[name][:, 0].to(old.dtype)
+            if segments is not None:
+                value = torch.where(like(segments.real[:, 0], value), value, old[rows, slot])
+            old.index_put_((rows, slot), value)
+        return dict(self.data)
 
     def _widen(self, capacity: int) -> Self:
         wanted = ring_positions(self.length, capacity)
