@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaH
 from pydantic_core import CoreSchema, ErrorDetails, core_schema
 from torch import nn
 
-from hybridtf.core.errors import ConfigError, HybridTFError, PluginError, RecipeError, known_names, nearest
+from hybridtf.core.errors import ConfigError, HybridTFError, PluginError, RecipeError, known_names, nearest, not_a_table
 from hybridtf.core.init import init_parameters
 from hybridtf.core.kernels import KernelSet, OpKernel
 from hybridtf.core.registry import BUILT_IN, Preset, active, singular
@@ -214,7 +214,7 @@ class _ComponentField:
             if isinstance(value, base):
                 return value
             if not isinstance(value, Mapping):
-                raise ConfigError(f"must be a {singular(base.kind)}: a table with its type, not {type(value).__name__}")
+                raise ConfigError(not_a_table(singular(base.kind), value, active()[base.kind].names()))
             if "type" not in value and base.default_type is not None:
                 value = {"type": base.default_type, **value}
             return active()[base.kind].make(value)
@@ -311,7 +311,8 @@ def _faults(detail: ErrorDetails, config: type[BaseModel]) -> list[tuple[str, st
         allowed = str(detail.get("ctx", {}).get("expected", "")).replace(" or ", ", ").split(", ")
         near = nearest(detail["input"], [word.strip("'") for word in allowed])
         hint = f". Did you mean {near!r}?" if near else ""
-    return [(loc, f"{detail['msg'][0].lower()}{detail['msg'][1:]}{given}{hint}")]
+    message = detail["msg"].replace(" after validation", "")
+    return [(loc, f"{message[0].lower()}{message[1:]}{given}{hint}")]
 
 
 def _is_union_tag(detail: ErrorDetails, place: int) -> bool:

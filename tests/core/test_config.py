@@ -160,7 +160,7 @@ def test_all_faults_at_once_each_with_its_path() -> None:
         ("norms[1]", "no norm named 'scle'. Did you mean 'scale'? Known: broken, double, oom, paired, refusing, scale"),
         ("by_name.x", "needs type = one of broken, double, oom, paired, refusing, scale"),
         ("by_name.y.pair[1]", "input should be a valid integer, got 2.5"),
-        ("either", "must be a norm: a table with its type, not int"),
+        ("either", 'must be a norm, a table as in { type = "broken" }, got 3'),
         ("evne", "unknown option. Did you mean 'even'? Known: by_name, d_ff, either, even, norm, norms"),
     ]
 
