@@ -25,8 +25,10 @@ from hybridtf.core.config import BuildContext, ComponentConfig, ConfigTable
 from hybridtf.core.segments import Segments
 from hybridtf.core.states import State
 
-Law: TypeAlias = Literal["cut", "segment", "causal", "crop", "compile", "tensor_parallel", "context_parallel"]
-LAWS: tuple[Law, ...] = ("cut", "segment", "causal", "crop", "compile", "tensor_parallel", "context_parallel")
+Law: TypeAlias = Literal["cut", "cut_losses", "segment", "causal", "crop", "compile", "tensor_parallel", "context_parallel"]
+LAWS: tuple[Law, ...] = (
+    "cut", "cut_losses", "segment", "causal", "crop", "compile", "tensor_parallel", "context_parallel",
+)
 
 Edges: TypeAlias = Mapping[str, Tensor]
 """What crosses layers, by name: written by one component, read by later ones. Each is (b t ...), aligned with x."""

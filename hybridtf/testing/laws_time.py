@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hybridtf.core import ConfigError, Growing, State, debug_states, leaves
 from hybridtf.testing.compare import close, close_states, finite, gradients, probe_state
-from hybridtf.testing.errors import ContractError
+from hybridtf.testing.errors import ContractError, NotApplicableError
 from hybridtf.testing.subject import TIMELESS, Inputs, Outcome, Subject, max_len_counts
 
 LENGTH = 13
@@ -81,6 +82,11 @@ def join_losses(outs: Sequence[Outcome]) -> dict[str, tuple[Tensor, Tensor]]:
     return {name: (added(name, 0), added(name, 1)) for name in sorted(names)}
 
 
+def compares_losses(module: nn.Module) -> bool:
+    """Whether the losses of pieces, added up, are to be those of one call: no part declares ``cut_losses``."""
+    return not any("cut_losses" in getattr(part, "cannot", {}) for part in module.modules())
+
+
 def total_loss(out: Outcome, weight: Tensor, *, with_state: bool = True) -> Tensor:
     """A number that depends on everything a call returned."""
     total = (weight * out.y).sum() + sum((value for value, _ in out.losses.values()), torch.zeros(()))
@@ -97,30 +103,45 @@ def weight_like(y: Tensor, salt: int = 5) -> Tensor:
 
 
 def check_cut(subject: Subject) -> None:
-    """Any cut in time, the state carried, gives what one call gives: outputs, gradients, final state."""
+    """Any cut in time, the state carried, gives what one call gives: outputs, gradients, final state, losses unless declared."""
     module = subject.build()
     inputs = subject.inputs(module, 2, LENGTH).watched()
     params = list(module.parameters())
-    whole = subject.call(module, inputs, state=subject.init_state(module, 2))
+    apart: dict[str, Any] = {} if compares_losses(module) else {"losses": {}}
+    whole = subject.call(module, inputs, state=subject.init_state(module, 2))._replace(**apart)
     plain = subject.call(module, inputs)
     close(whole.y, plain.y, tol=1e-9, what="a call with an empty state differs from one without a state")
     weight = weight_like(plain.y)
-    wholes = {None: whole, ROOM: _whole_with_room(subject, module, inputs, whole)}
+    wholes = {None: whole, ROOM: _whole_with_room(subject, module, inputs, whole)._replace(**apart)}
     watched = [*inputs.watching(), *params]
     want: dict[int | None, list[Tensor]] = {None: gradients(total_loss(whole, weight), watched)}
-    want[ROOM] = want[None] if wholes[ROOM] is whole else gradients(total_loss(wholes[ROOM], weight), watched)
+    want[ROOM] = want[None] if not max_len_counts(module) else gradients(total_loss(wholes[ROOM], weight), watched)
     names = [f"input {i}" for i in range(len(inputs.watching()))] + [name for name, _ in module.named_parameters()]
     for cut, max_len in [*((cut, None) for cut in CUTS), ((1,) * LENGTH, ROOM), ((5, 8), ROOM)]:
         got, _ = run_pieces(subject, module, inputs, cut, subject.init_state(module, 2, max_len))
         what = f"cut law broken for pieces of {list(cut)} tokens{f', max_len={max_len}' if max_len else ''}"
         _same_outcome(got, wholes[max_len], what)
-        found = gradients(total_loss(got, weight), watched)
+        found = gradients(total_loss(got._replace(**apart), weight), watched)
         for name, a, b in zip(names, found, want[max_len], strict=True):
             close(a, b, tol=1e-9, what=f"{what}: gradient of {name}")
     with torch.no_grad(), debug_states():
         for max_len, out in wholes.items():
             for cut in CUTS:
                 _cut_in_place(subject, module, inputs, cut, max_len, out)
+
+
+def check_cut_losses(subject: Subject) -> None:
+    """The losses of the pieces of any cut, sums and counts added up, are those of one call."""
+    module = subject.build()
+    if any("cut" in getattr(part, "cannot", {}) for part in module.modules()):
+        raise NotApplicableError("declares that it cannot be cut")
+    inputs = subject.inputs(module, 2, LENGTH)
+    whole = subject.call(module, inputs, state=subject.init_state(module, 2))
+    if not whole.losses:
+        raise NotApplicableError("has no losses")
+    for cut in CUTS:
+        got, _ = run_pieces(subject, module, inputs, cut, subject.init_state(module, 2))
+        _same_losses(got, whole, f"losses differ for pieces of {list(cut)} tokens")
 
 
 def _whole_with_room(subject: Subject, module: nn.Module, inputs: Inputs, whole: Outcome) -> Outcome:
@@ -138,11 +159,15 @@ def _same_outcome(got: Outcome, want: Outcome, what: str) -> None:
         close(got.y[:, t], want.y[:, t], tol=1e-9, what=f"{what}: output at t={t}")
     for name, edge in want.edges.items():
         close(got.edges[name], edge, tol=1e-9, what=f"{what}: edge {name!r}")
+    _same_losses(got, want, what)
+    close_states(got.state, want.state, tol=1e-9, what=what)
+
+
+def _same_losses(got: Outcome, want: Outcome, what: str) -> None:
     for name, (total, count) in want.losses.items():
         close(got.losses[name][0], total, tol=1e-9, what=f"{what}: loss {name!r}")
         if int(got.losses[name][1]) != int(count):
             raise ContractError(f"{what}: count of loss {name!r} is {int(got.losses[name][1])}, expected {int(count)}")
-    close_states(got.state, want.state, tol=1e-9, what=what)
 
 
 def _cut_in_place(

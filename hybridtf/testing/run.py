@@ -27,6 +27,7 @@ LAW_CHECKS: Mapping[str, Check] = {
     "empty": laws_time.check_empty,
     "per_token": laws_time.check_per_token,
     "cut": laws_time.check_cut,
+    "cut_losses": laws_time.check_cut_losses,
     "segment": laws_segments.check_segment,
     "causal": laws_time.check_causal,
     "gradients": laws_build.check_gradients,
@@ -57,8 +58,8 @@ LAW_CHECKS: Mapping[str, Check] = {
 _OF_TASKS = ("config", "rows", "resume", "held_out", "ranks", "measures")
 
 _OVER_TIME = (
-    "cut", "segment", "causal", "state_bytes", "structure", "reorder", "snapshot", "crop", "dead_state", "kernels",
-    "mesh",
+    "cut", "cut_losses", "segment", "causal", "state_bytes", "structure", "reorder", "snapshot", "crop", "dead_state",
+    "kernels", "mesh",
 )
 
 PLUGIN_FAULTS = (

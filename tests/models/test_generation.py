@@ -24,6 +24,15 @@ def build(**more):
     return model
 
 
+def test_a_balancing_loss_is_no_hindrance():
+    moe = {"type": "mixtral_moe", "n_experts": 3, "top_k": 2, "d_ff": 8, "balance_loss": 0.01, "z_loss": 0.001}
+    blocks = {"e": {**BLOCKS["m"], "channel_mixer": moe}}
+    config = LanguageModelConfig(vocab_size=17, d_model=16, pattern="e*2", blocks=blocks)
+    model = config.build(BuildContext(d_model=16, param_dtype=torch.float64, seed=2)).eval()
+    found = generate(model, PROMPTS, GenerationConfig(max_new_tokens=6))
+    assert found == [greedy_without_state(model, prompt, 6) for prompt in PROMPTS]
+
+
 @torch.no_grad()
 def greedy_without_state(model, prompt, n):
     ids = list(prompt)

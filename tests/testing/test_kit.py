@@ -97,6 +97,30 @@ def test_a_declared_law_is_skipped_where_it_is_truly_broken() -> None:
     assert result.message == "declared: cannot crop (no snapshots)"
 
 
+def test_losses_of_a_whole_call_are_declared_apart_from_the_cut_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    laws = ["cut", "cut_losses", "segment"]
+
+    def run() -> list[tuple[bool, bool]]:
+        return [(r.ok, r.skipped) for r in run_checks("mixers", doubles.EdgesConfig.tiny(), laws)]
+
+    assert run() == [(True, False)] * 3
+    monkeypatch.setattr(doubles.EdgesMixer, "cannot", {"cut_losses": "not so"})
+    assert run() == [(True, False), (False, False), (True, False)]  # its losses can be cut after all
+    plain = doubles.EdgesMixer.forward
+
+    def over_the_call(self: Any, x: Any, **more: Any) -> Any:
+        y, state, extras = plain(self, x, **more)
+        total, count = extras.losses["double_power"]
+        return y, state, extras._replace(losses={"double_power": (total * count, count)})
+
+    monkeypatch.setattr(doubles.EdgesMixer, "forward", over_the_call)
+    assert run()[:2] == [(True, False), (True, True)]
+    monkeypatch.setattr(doubles.EdgesMixer, "cannot", {})
+    assert run()[:2] == [(False, False), (False, False)]
+    results = run_checks("mixers", doubles.EmaConfig.tiny(), ["cut_losses"])
+    assert [r.message for r in results if r.skipped] == ["has no losses"]
+
+
 def test_an_unknown_law_is_refused() -> None:
     with pytest.raises(UnknownNameError, match=r"no law named 'segments'\. Did you mean 'segment'"):
         run_law(Subject("mixers", doubles.EmaConfig.tiny()), "segments")

@@ -89,7 +89,7 @@ class MoE(ChannelMixer):
         self.shared_gate = nn.Linear(ctx.d_model, 1, bias=False, **ctx.factory) if config.shared_gate else None
         self.losses = ("balance",) * bool(config.balance_loss) + ("router_z",) * bool(config.z_loss)
         if config.balance_loss:
-            self.cannot = {"cut": "its balancing loss is that of the tokens of one call (its outputs can be cut)"}
+            self.cannot = {"cut_losses": "its balancing loss is that of the tokens of one call"}
             if config.balance_over == "call":
                 self.cannot["segment"] = "its balancing loss is over all documents of a call (its outputs are apart)"
 
