@@ -103,7 +103,7 @@ def weight_like(y: Tensor, salt: int = 5) -> Tensor:
 
 
 def check_cut(subject: Subject) -> None:
-    """Any cut in time, the state carried, gives what one call gives: outputs, gradients, final state, losses unless declared."""
+    """Any cut in time, the state carried, gives what one call gives: outputs, gradients, final state, losses."""
     module = subject.build()
     inputs = subject.inputs(module, 2, LENGTH).watched()
     params = list(module.parameters())
