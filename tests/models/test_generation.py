@@ -33,6 +33,21 @@ def test_a_balancing_loss_is_no_hindrance():
     assert found == [greedy_without_state(model, prompt, 6) for prompt in PROMPTS]
 
 
+@pytest.mark.parametrize(
+    ("prompts", "fault"),
+    [
+        ([1, 2], "prompt 0 is of type int"),
+        (torch.tensor([1, 2]), "prompt 0 is of type Tensor"),
+        ([[1], [1.5]], "prompt 1 holds something that is no token id"),
+        ([["a"]], "prompt 0 holds something that is no token id"),
+        ([[[1, 2]]], "prompt 0 holds something that is no token id"),
+    ],
+)
+def test_what_is_no_prompt(prompts, fault):
+    with pytest.raises(DataError, match=fault):
+        generate(build(), prompts)
+
+
 @torch.no_grad()
 def greedy_without_state(model, prompt, n):
     ids = list(prompt)

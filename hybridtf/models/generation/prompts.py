@@ -60,13 +60,25 @@ def check_prompts(model: LanguageModel, prompts: Sequence[Sequence[int]], prefix
         raise StateError("the prefix was read by another model")
     vocab = model.config.vocab_size
     for row, prompt in enumerate(prompts):
-        if not isinstance(prompt, Sequence | Tensor):
+        if not isinstance(prompt, Sequence | Tensor) or getattr(prompt, "ndim", 1) != 1:
             raise DataError(f"prompts are sequences of token ids, one each; prompt {row} is of type {type(prompt).__name__}")
         if not len(prompt) and prefix is None:
             raise DataError(f"prompt {row} is empty; give at least one token")
-        ids = torch.as_tensor(prompt, dtype=torch.int64)
+        ids = _ids(prompt)
+        if ids is None:
+            raise DataError(f"prompt {row} holds something that is no token id; ids are whole numbers")
         if len(prompt) and bool(((ids < 0) | (ids >= vocab)).any()):
             raise DataError(f"prompt {row} has a token outside of the vocabulary: ids are 0 to {vocab - 1}")
+
+
+def _ids(prompt: Sequence[int]) -> Tensor | None:
+    """The ids as int64 (t); None where they are not whole numbers, one a token."""
+    try:
+        ids = torch.as_tensor(prompt)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    whole = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
+    return ids.to(torch.int64) if ids.ndim == 1 and (whole or not len(ids)) else None
 
 
 def needed_length(prompts: Sequence[Sequence[int]], room: int, prefix: Prefix | None) -> int:
