@@ -281,7 +281,10 @@ def faults_of(error: ValidationError, config: type[BaseModel]) -> list[tuple[str
     An option that may be of several types has one fault, which says what each would have allowed.
     """
     faults: list[tuple[str, str]] = []
-    for detail in error.errors(include_url=False):
+    details = error.errors(include_url=False)
+    for detail in details:
+        if detail["type"] == "too_short" and any(_is_inside(other, detail) for other in details):
+            continue  # pydantic counts the items that are right: those that are wrong have faults of their own
         of_union = any(_is_union_tag(detail, i) for i in range(len(detail["loc"])))
         for path, message in _faults(detail, config):
             if of_union and faults and faults[-1][0] == path:
@@ -289,6 +292,11 @@ def faults_of(error: ValidationError, config: type[BaseModel]) -> list[tuple[str
             else:
                 faults.append((path, message))
     return faults
+
+
+def _is_inside(detail: ErrorDetails, whole: ErrorDetails) -> bool:
+    size = len(whole["loc"])
+    return len(detail["loc"]) > size and detail["loc"][:size] == whole["loc"]
 
 
 def _faults(detail: ErrorDetails, config: type[BaseModel]) -> list[tuple[str, str]]:

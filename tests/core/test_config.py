@@ -165,6 +165,15 @@ def test_all_faults_at_once_each_with_its_path() -> None:
     ]
 
 
+class Several(ConfigTable):
+    sizes: tuple[int, ...] = Field(min_length=1)
+
+
+def test_wrong_items_are_not_counted_as_missing() -> None:
+    assert faults(lambda: Several(sizes=["x"])) == [("sizes[0]", "input should be a valid integer, got 'x'")]  # type: ignore
+    assert faults(lambda: Several(sizes=[])) == [("sizes", "tuple should have at least 1 item, not 0, got ()")]  # type: ignore
+
+
 class Unions(ConfigTable):
     size: int | str | None = None
     sizes: str | tuple[int, ...] = ()
