@@ -13,9 +13,12 @@ from hybridtf.bench.phases import aged_state
 from hybridtf.bench.records import Record, make_record
 from hybridtf.bench.subject import Subject, has_state
 from hybridtf.core import ComponentConfig, ConfigError, Growing, Ring, StateLeaf, leaves, param_specs, state_bytes
+from hybridtf.core.config import ConfigTable
 
 STATE_LENGTHS = (1024, 65536)
 """Lengths at which a ``model`` record states the size of the state."""
+
+_PARTS = ("mixer", "channel_mixer")
 
 
 def measure_model(subject: Subject, model: nn.Module) -> Record:
@@ -69,23 +72,34 @@ def stacks_of(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def _block(block: ComponentConfig) -> dict[str, Any]:
-    parts = {name: _component(getattr(block, name, None)) for name in ("mixer", "channel_mixer")}
-    return {"type": block.type_name(), **parts, "shared": bool(getattr(block, "shared", False))}
+    parts = {name: _component(getattr(block, name, None)) for name in _PARTS}
+    options = summary(block, without=(*_PARTS, "shared"))
+    return {"type": block.type_name(), "summary": options, **parts, "shared": bool(getattr(block, "shared", False))}
 
 
 def _component(config: ComponentConfig | None) -> dict[str, str] | None:
     return None if config is None else {"type": config.type_name(), "summary": summary(config)}
 
 
-def summary(config: ComponentConfig) -> str:
-    """The options that are away from their defaults, in one line: ``n_heads=4 window=64``."""
+def summary(config: ConfigTable, without: tuple[str, ...] = ()) -> str:
+    """The options that are away from their defaults, in one line: ``n_heads=4 position=rope(fraction=0.5)``."""
     words = []
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)
-        if name == "type" or value is None or value == field.get_default(call_default_factory=True):
+        if name == "type" or name in without or value is None or value == field.get_default(call_default_factory=True):
             continue
-        words.append(f"{name}={value.type_name() if isinstance(value, ComponentConfig) else value}")
+        words.append(f"{name}={_value(value)}")
     return " ".join(words)
+
+
+def _value(value: Any) -> str:
+    """An option's value as in a recipe; a table by its type, with its own options in brackets."""
+    if isinstance(value, ConfigTable):
+        name, options = str(getattr(value, "type", "")), summary(value)
+        return f"{name}({options})" if options or not name else name
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_value, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 # -- states --------------------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import types
+import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -112,8 +114,19 @@ def _options(config: type[ComponentConfig]) -> dict[str, Any]:
 
 
 def _type_words(annotation: Any) -> str:
-    words = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    return words.replace("typing.", "").replace("NoneType", "None")
+    """A type as a person reads it: a component by its base, a number without its bounds, a choice of tables by their types."""
+    origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        names: Any = getattr(inside[1], "names", None)
+        return " | ".join(sorted(names())) if callable(names) else _type_words(inside[0])
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(map(_type_words, inside))
+    if origin is typing.Literal:
+        return " | ".join(json.dumps(value) if isinstance(value, str) else str(value) for value in inside)
+    if annotation is ... or annotation is type(None):
+        return "..." if annotation is ... else "none"
+    name = annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+    return f"{origin.__name__}[{', '.join(map(_type_words, inside))}]" if origin is not None and inside else name
 
 
 def _plain(value: Any) -> Any:

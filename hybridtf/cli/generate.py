@@ -79,6 +79,8 @@ def generate(
     }  # fmt: skip
     ways = {"--beams": beams, "--draft": draft, "--compile": compiled or None}
     _check(ways, sampling, {"--beams": ("--length-penalty", length_penalty), "--draft": ("--n-draft", n_draft)})
+    if "" in (stop or ()):
+        raise typer.BadParameter("an empty text never ends anything; leave it out", param_hint="--stop")
     registries()
     text = _prompt(prompt, prompt_file)
     loaded = read_run(run, device, step, weights)
@@ -234,7 +236,7 @@ def _show(text: str, shown: int, held: int) -> int:
 
 def _cut(text: str, stops: Sequence[str]) -> int | None:
     """Where the first stop begins."""
-    return min((place for stop in stops if stop and (place := text.find(stop)) >= 0), default=None)
+    return min((place for stop in stops if (place := text.find(stop)) >= 0), default=None)
 
 
 def _held(text: str, stops: Sequence[str]) -> int:

@@ -145,7 +145,8 @@ def _blocks(stack: dict[str, Any]) -> Table:
     table = make_table("block", "layers", "type", "mixer", "channel mixer", right=("layers",))
     for name, block in stack["blocks"].items():
         parts = [" ".join(part.values()).strip() if part else "-" for part in (block["mixer"], block["channel_mixer"])]
-        add_row(table, name, stack["layers"].count(name), block["type"], *parts)
+        kind = f"{block['type']} {block['summary']}".strip()
+        add_row(table, name, stack["layers"].count(name), kind, *parts)
     return table
 
 

@@ -10,7 +10,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from hybridtf.core.config import ConfigTable
-from hybridtf.core.errors import ConfigError, known_names
+from hybridtf.core.errors import ConfigError, known_names, not_a_table
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class OneOf:
         """The table that ``value`` is or describes. Raises :class:`ConfigError`, or ``RecipeError`` with its faults."""
         if isinstance(value, self.tables):
             return value
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"must be a {self.word}: a table with its type, not {type(value).__name__}")
         known = self.names()
+        if not isinstance(value, Mapping):
+            raise ConfigError(not_a_table(self.word, value, known))
         name = value.get("type")
         if not isinstance(name, str):
             raise ConfigError(f"needs type = one of {', '.join(sorted(known))}")

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaH
 from pydantic_core import CoreSchema, ErrorDetails, core_schema
 from torch import nn
 
-from hybridtf.core.errors import ConfigError, HybridTFError, PluginError, RecipeError, known_names, nearest
+from hybridtf.core.errors import ConfigError, HybridTFError, PluginError, RecipeError, known_names, nearest, not_a_table
 from hybridtf.core.init import init_parameters
 from hybridtf.core.kernels import KernelSet, OpKernel
 from hybridtf.core.registry import BUILT_IN, Preset, active, singular
@@ -214,7 +214,7 @@ class _ComponentField:
             if isinstance(value, base):
                 return value
             if not isinstance(value, Mapping):
-                raise ConfigError(f"must be a {singular(base.kind)}: a table with its type, not {type(value).__name__}")
+                raise ConfigError(not_a_table(singular(base.kind), value, active()[base.kind].names()))
             if "type" not in value and base.default_type is not None:
                 value = {"type": base.default_type, **value}
             return active()[base.kind].make(value)
@@ -281,7 +281,10 @@ def faults_of(error: ValidationError, config: type[BaseModel]) -> list[tuple[str
     An option that may be of several types has one fault, which says what each would have allowed.
     """
     faults: list[tuple[str, str]] = []
-    for detail in error.errors(include_url=False):
+    details = error.errors(include_url=False)
+    for detail in details:
+        if detail["type"] == "too_short" and any(_is_inside(other, detail) for other in details):
+            continue  # pydantic counts the items that are right: those that are wrong have faults of their own
         of_union = any(_is_union_tag(detail, i) for i in range(len(detail["loc"])))
         for path, message in _faults(detail, config):
             if of_union and faults and faults[-1][0] == path:
@@ -289,6 +292,11 @@ def faults_of(error: ValidationError, config: type[BaseModel]) -> list[tuple[str
             else:
                 faults.append((path, message))
     return faults
+
+
+def _is_inside(detail: ErrorDetails, whole: ErrorDetails) -> bool:
+    size = len(whole["loc"])
+    return len(detail["loc"]) > size and detail["loc"][:size] == whole["loc"]
 
 
 def _faults(detail: ErrorDetails, config: type[BaseModel]) -> list[tuple[str, str]]:
@@ -311,7 +319,8 @@ def _faults(detail: ErrorDetails, config: type[BaseModel]) -> list[tuple[str, st
         allowed = str(detail.get("ctx", {}).get("expected", "")).replace(" or ", ", ").split(", ")
         near = nearest(detail["input"], [word.strip("'") for word in allowed])
         hint = f". Did you mean {near!r}?" if near else ""
-    return [(loc, f"{detail['msg'][0].lower()}{detail['msg'][1:]}{given}{hint}")]
+    message = detail["msg"].replace(" after validation", "")
+    return [(loc, f"{message[0].lower()}{message[1:]}{given}{hint}")]
 
 
 def _is_union_tag(detail: ErrorDetails, place: int) -> bool:

@@ -25,6 +25,13 @@ def known_names(name: str, known: Iterable[str]) -> str:
     return (f"Did you mean {hint!r}? " if hint else "") + f"Known: {listed}"
 
 
+def not_a_table(what: str, value: object, known: Iterable[str]) -> str:
+    """``must be a norm, a table as in { type = "rms_norm" }, got 'rms_nrm'``: of a word, the nearest of the known names."""
+    names = sorted(known)
+    shown = (nearest(value, names) if isinstance(value, str) else None) or (names[0] if names else "...")
+    return f'must be a {what}, a table as in {{ type = "{shown}" }}, got {value!r}'
+
+
 class HybridTFError(Exception):
     """Base of everything hybridtf refuses. ``exit_code`` is what the command line returns."""
 

@@ -135,7 +135,8 @@ def _quality(evidence: ev.Evidence) -> Chart | None:
     keys = _keys(evidence, rows)
     trivial = data.baseline_rows(evidence)
     x = marks.amount("value", f"held-out {measure.words} ({measure.better})", from_zero=False)
-    layers = [*marks.baseline(trivial, measure.words), *marks.dots_in_rows(rows, keys, x, measure.words)]
+    lowest = min(row["value"] for row in rows)
+    layers = [*marks.baseline(trivial, measure.words, lowest), *marks.dots_in_rows(rows, keys, x, measure.words)]
     caption = "Points with 95 % intervals."
     if trivial:
         bigram = trivial[0]["name"] == "bigram"

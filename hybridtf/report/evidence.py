@@ -140,6 +140,12 @@ class Evidence:
         counts = Counter(m for s in self.subjects for m in measures(s))
         return max(counts, key=lambda measure: counts[measure]) if counts else None
 
+    def reads_texts(self) -> bool:
+        """Whether texts longer than trained are to be asked for: not of a task whose rows have lengths of their own."""
+        measure = self.measure()
+        texts = measure is None or measure.metric == "bits_per_byte"
+        return texts or any(subject.of("extrapolation") for subject in self.subjects)
+
     def baseline(self, measure: Measure | None) -> str | None:
         """The best of the trivial models that the recipes are held against; None where there is none."""
         if measure is None:

@@ -91,6 +91,7 @@ def render_report(records: list[ev.Record], title: str) -> str:
         environments=_environments(evidence),
         kernels=_kernels(evidence),
         limits=_limits(evidence),
+        reads_texts=evidence.reads_texts(),
     )
     return page
 

@@ -108,14 +108,17 @@ def _level(title: str, field: str = "value", *, rate: bool = False) -> Any:
     return alt.Y(field=field, type="quantitative", title=title, scale=scale, axis=axis)
 
 
-def baseline(rows: list[Row], words: str) -> Layers:
-    """A dashed line at each value, with its name; ``words`` name the score."""
+def baseline(rows: list[Row], words: str, lowest: float) -> Layers:
+    """A dashed line at each value, with its name; ``words`` name the score, ``lowest`` is where the chart begins without it."""
     alt = need("altair")
     if not rows:
         return []
     x = alt.X(field="value", type="quantitative")
     rule = _rows(rows).mark_rule(strokeDash=[5, 4], color=_GREY, strokeWidth=1.5)
-    name = _rows(rows).mark_text(align="right", baseline="top", dx=-5, fontSize=12, color="#1a1a1a")
+    # On the far side of the line from the axis: the names of the recipes stand left of the chart.
+    first = all(row["value"] <= lowest for row in rows)
+    side = {"align": "left", "dx": 5} if first else {"align": "right", "dx": -5}
+    name = _rows(rows).mark_text(**side, baseline="top", fontSize=12, color="#1a1a1a")
     tips = _tooltip(("name", "baseline", None), ("value", words, ".3f"))
     return [
         rule.encode(x=x, tooltip=tips),

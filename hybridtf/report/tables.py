@@ -50,7 +50,8 @@ def compare(evidence: ev.Evidence) -> Table:
             row |= {f"{measure.metric}: {group}": ev.in_group(subject, measure, group) for group in groups}
         rows.append(row)
     notes = (*_conditions(evidence, measure, train, decode, peak), *evidence.notes)
-    return Table("Comparison", _columns(measure, trivial, groups), tuple(rows), notes)
+    columns = _columns(measure, trivial, groups) + (_multiple_columns() if evidence.reads_texts() else ())
+    return Table("Comparison", columns, tuple(rows), notes)
 
 
 def _score_columns(measure: ev.Measure | None, trivial: str | None) -> tuple[Column, ...]:
@@ -92,13 +93,6 @@ def _columns(measure: ev.Measure | None, trivial: str | None, groups: list[str])
         )
         for n in STATE_LENGTHS
     )
-    multiples = (
-        Column(
-            f"bits_per_byte_{m}x", f"bits/byte at {m}x", "score", short=f"b/byte\n{m}x",
-            explanation=f"up to {m} times the trained length; lower is better",
-        )
-        for m in MULTIPLES
-    )
     return (
         Column("recipe", "recipe"),
         Column("n_params", "params", "count", explanation="trained numbers in the model"),
@@ -114,7 +108,17 @@ def _columns(measure: ev.Measure | None, trivial: str | None, groups: list[str])
             "peak_train_bytes", "peak training memory", "bytes", short="peak\nmem.",
             explanation="the most memory at any time of a training step",
         ),
-        *states, *multiples,
+        *states,
+    )
+
+
+def _multiple_columns() -> tuple[Column, ...]:
+    return tuple(
+        Column(
+            f"bits_per_byte_{m}x", f"bits/byte at {m}x", "score", short=f"b/byte\n{m}x",
+            explanation=f"up to {m} times the trained length; lower is better",
+        )
+        for m in MULTIPLES
     )
 
 

@@ -83,6 +83,12 @@ class EvalResult:
         return self.totals.bits_per_byte
 
 
+def check_context(task: Task, context: EvalContext) -> None:
+    """Raise :class:`ConfigError` where tokens of ``task`` cannot be predicted from ``context``."""
+    if context == "document" and not isinstance(task, HasDocuments):
+        raise ConfigError(f"eval_context = 'document': the task {task.name!r} has no documents; use 'window'")
+
+
 def evaluate(
     model: LanguageModel, task: Task, *, seq_len: int = 256, batch_size: int = 8, max_tokens: int | None = None,
     context: EvalContext = "window", stride: int | None = None, precision: Precision = "fp32",
@@ -107,10 +113,9 @@ def evaluate(
             f"got {seq_len}, {batch_size} and {stride}"
         )
     scorer = _Scorer(model, precision, on_batch)
+    check_context(task, context)
     with evaluating(model), torch.no_grad():
         if not isinstance(task, HasDocuments):
-            if context == "document":
-                raise ConfigError(f"context = 'document': the task {task.name!r} has no documents; use 'window'")
             return _score_rows(scorer, task, batch_size, seq_len, max_tokens)
         documents = list(task.eval_documents())
         cut = _cut([len(document.targets) for document in documents], max_tokens)

@@ -20,7 +20,7 @@ from hybridtf.tasks import Batch, Task
 from hybridtf.train.average import Average
 from hybridtf.train.checkpoint import RunFolder, find_checkpoint, read_average, read_trainer_state, weights_path
 from hybridtf.train.config import train_config
-from hybridtf.train.evaluate import EvalResult, evaluate, group_metrics, require_carry
+from hybridtf.train.evaluate import EvalResult, check_context, evaluate, group_metrics, require_carry
 from hybridtf.train.interrupt import StopSignals
 from hybridtf.train.log import Log
 from hybridtf.train.nonfinite import locate
@@ -60,6 +60,7 @@ class Run:
         if recipe.task is None:
             raise RecipeError("", [("task", "the recipe has no section [task]; training needs one")])
         self.task: Task = recipe.task.load(config.seed)
+        check_context(self.task, config.eval_context)
         vocab_size = getattr(recipe.model, "vocab_size", None)
         if vocab_size is not None and vocab_size < self.task.vocab_size:
             raise ConfigError(

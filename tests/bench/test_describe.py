@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from hybridtf.bench import Subject, measure_model, state_size
-from hybridtf.bench.describe import parameter_counts
-from hybridtf.core import Growing, Ring, leaves, state_bytes
+from hybridtf.bench.describe import parameter_counts, stacks_of
+from hybridtf.core import BuildContext, Growing, Ring, leaves, state_bytes
 from hybridtf.models import LanguageModelConfig
 from hybridtf.recipe import Recipe
 from tests.bench.bench_cases import BLOCKS, Line, Table, subject
@@ -57,6 +57,20 @@ def test_the_record_shows_stacks():
     assert stack["blocks"]["a"]["mixer"]["type"] == "attention"
     assert found["n_params"] == found["params"]["total"] == sum(found["params"]["by_role"].values())
     assert set(found["state_bytes"]) == {"1024", "65536"}
+
+
+def test_a_summary_has_the_options_of_parts_inside():
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_len": 64}
+    block = {
+        "type": "sandwich", "shared": True, "norm": {"type": "rms_norm", "unit_offset": True},
+        "adapters": {"rank": 2, "on": ["mixer.q_proj", "mixer.v_proj"]}, "residual_scale": 0.5,
+        "mixer": {"type": "attention", "n_heads": 2, "position": {"type": "rope", "scaling": scaling}},
+    }
+    config = LanguageModelConfig(vocab_size=257, d_model=16, pattern="a*2", blocks={"a": block})
+    shown = stacks_of(config.build(BuildContext(d_model=0, device=torch.device("meta"))))[0]["blocks"]["a"]
+    assert shown["mixer"]["summary"] == "n_heads=2 position=rope(scaling=yarn(factor=4.0 original_max_len=64))"
+    words = "adapters=(rank=2 on=[mixer.q_proj, mixer.v_proj]) norm=rms_norm(unit_offset=true) residual_scale=0.5"
+    assert (shown["type"], shown["summary"], shown["shared"]) == ("sandwich", words, True)
 
 
 def test_a_foreign_model_has_no_stacks_and_no_state():

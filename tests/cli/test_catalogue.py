@@ -12,7 +12,16 @@ import pytest
 from hybridtf.cli.doctor import EXTRAS
 from hybridtf.core import DTYPES, KINDS, PHASES, active
 from hybridtf.recipe import recipe_names
-from tests.cli.helpers import ROOT, as_json, ok, refused
+from tests.cli.helpers import ROOT, as_json, ok, refused, run
+
+
+def test_types_of_options_are_in_words() -> None:
+    words = {name: about["type"] for name, about in as_json("list", "mixers")["mixers"]["attention"]["options"].items()}
+    assert (words["n_heads"], words["window"], words["qk_norm"]) == ("int", "int | none", "NormConfig | none")
+    options = as_json("list", "positions")["positions"]["rope"]["options"]
+    assert options["scaling"]["type"] == "dynamic_ntk | linear | llama3 | longrope | ntk | yarn | none"
+    everything = run("list", "-v").stdout
+    assert [sign for sign in ("0x", "typing", "FieldInfo", "hybridtf.core") if sign in everything] == []
 
 
 def test_the_list_is_one_object_of_all_that_is_registered() -> None:

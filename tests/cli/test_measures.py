@@ -142,6 +142,10 @@ def test_what_compare_refuses_before_it_trains(recipe: str, tmp_path: Path) -> N
     bare = write_recipe(tmp_path, "bare", (TRAIN, ""))
     error = refused("compare", bare, "-o", tmp_path / "out")
     assert error == f"{bare}: train: the recipe has no section [train]; write one, or give --steps 1000"
+    # What only building tells, of the last recipe too.
+    wrong = write_recipe(tmp_path, "wrong", ("n_heads = 4, n_kv", "n_heads = 10, n_kv"))
+    assert refused("compare", recipe, wrong, "-o", tmp_path / "out").startswith(f"{wrong}: model.blocks.")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.usefixtures("no_page")

@@ -137,6 +137,10 @@ def test_version() -> None:
         (["trian"], "No such command 'trian'. Did you mean 'train'? See: hybridtf --help"),
         (["train", "--resum"], "No such option: --resum. Did you mean --resume? See: hybridtf train --help"),
         (["bench", "sped"], "No such command 'sped'. Did you mean 'speed'? See: hybridtf bench --help"),
+        (
+            ["generate", "x", "--stop", ""],
+            "Invalid value for --stop: an empty text never ends anything; leave it out. See: hybridtf generate --help",
+        ),
         (["train", "demo/hybrid"], "Missing option '--output' / '-o'. See: hybridtf train --help"),
         (["train", "-o", "x"], "Invalid value for RECIPE: a new run needs a recipe. See: hybridtf train --help"),
         (

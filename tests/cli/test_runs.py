@@ -187,7 +187,6 @@ def test_stop_texts_are_not_shown(trained: Path) -> None:
 def test_a_possible_beginning_of_a_stop_is_held_back() -> None:
     assert [_held(text, ("END", "NO")) for text in ("", "a", "aE", "aEN", "N", "EN N")] == [0, 0, 1, 2, 1, 1]
     assert [_cut(text, ("END", "NO")) for text in ("aEN", "aEND", "xNOEND", "")] == [None, 1, 1, None]
-    assert _cut("a", ("",)) is None
 
 
 def test_a_prompt_that_is_no_text(trained: Path, tmp_path: Path) -> None:

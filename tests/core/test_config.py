@@ -160,9 +160,18 @@ def test_all_faults_at_once_each_with_its_path() -> None:
         ("norms[1]", "no norm named 'scle'. Did you mean 'scale'? Known: broken, double, oom, paired, refusing, scale"),
         ("by_name.x", "needs type = one of broken, double, oom, paired, refusing, scale"),
         ("by_name.y.pair[1]", "input should be a valid integer, got 2.5"),
-        ("either", "must be a norm: a table with its type, not int"),
+        ("either", 'must be a norm, a table as in { type = "broken" }, got 3'),
         ("evne", "unknown option. Did you mean 'even'? Known: by_name, d_ff, either, even, norm, norms"),
     ]
+
+
+class Several(ConfigTable):
+    sizes: tuple[int, ...] = Field(min_length=1)
+
+
+def test_wrong_items_are_not_counted_as_missing() -> None:
+    assert faults(lambda: Several(sizes=["x"])) == [("sizes[0]", "input should be a valid integer, got 'x'")]  # type: ignore
+    assert faults(lambda: Several(sizes=[])) == [("sizes", "tuple should have at least 1 item, not 0, got ()")]  # type: ignore
 
 
 class Unions(ConfigTable):

@@ -24,6 +24,30 @@ def build(**more):
     return model
 
 
+def test_a_balancing_loss_is_no_hindrance():
+    moe = {"type": "mixtral_moe", "n_experts": 3, "top_k": 2, "d_ff": 8, "balance_loss": 0.01, "z_loss": 0.001}
+    blocks = {"e": {**BLOCKS["m"], "channel_mixer": moe}}
+    config = LanguageModelConfig(vocab_size=17, d_model=16, pattern="e*2", blocks=blocks)
+    model = config.build(BuildContext(d_model=16, param_dtype=torch.float64, seed=2)).eval()
+    found = generate(model, PROMPTS, GenerationConfig(max_new_tokens=6))
+    assert found == [greedy_without_state(model, prompt, 6) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "fault"),
+    [
+        ([1, 2], "prompt 0 is of type int"),
+        (torch.tensor([1, 2]), "prompt 0 is of type int|prompt 0 is of type Tensor|flat sequence"),
+        ([[1], [1.5]], "prompt 1 is no flat sequence of token ids"),
+        ([["a"]], "prompt 0 is no flat sequence of token ids"),
+        ([[[1, 2]]], "prompt 0 is no flat sequence of token ids"),
+    ],
+)
+def test_what_is_no_prompt(prompts, fault):
+    with pytest.raises(DataError, match=fault):
+        generate(build(), prompts)
+
+
 @torch.no_grad()
 def greedy_without_state(model, prompt, n):
     ids = list(prompt)

@@ -202,7 +202,7 @@ LONG = {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [1.0, 2.0
         ({"type": "linear", "factor": 0.5}, "scaling.factor: input should be greater than or equal to 1"),
         ({"type": "liner"}, "scaling: no scaling of type 'liner'. Did you mean 'linear'?"),
         ({"factor": 2.0}, "scaling: needs type = one of dynamic_ntk, linear"),
-        ("linear", "scaling: must be a scaling: a table with its type, not str"),
+        ("linear", "scaling: must be a scaling, a table as in"),
         ({"type": "yarn"}, "scaling.factor: is required"),
         ({**YARN, "mscale": 1.0}, "act as a ratio: give both or neither"),
         ({**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "attention_factor": 1.0}, "attention_factor says it all"),

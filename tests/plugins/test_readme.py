@@ -1,18 +1,22 @@
 """The READMEs do what they say: the tutorial's files make a plugin that keeps the laws, and the recipes load."""
 
+import copy
 import re
 import sys
 import tomllib
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from hybridtf.core import using
+from hybridtf.core import BuildContext, using
 from hybridtf.plugins import hook_names, load_registries, make_plugin_manager
 from hybridtf.recipe import parse_recipe
 from hybridtf.testing import laws_for, run_checks
+from hybridtf.train import TrainConfig
 
 REPOSITORY = Path(__file__).parents[2]
 TUTORIAL = (REPOSITORY / "plugins" / "README.md").read_text(encoding="utf-8")
@@ -67,22 +71,33 @@ def test_the_tutorials_own_test(tutorial: Path) -> None:
     namespace["test_the_laws"]()
 
 
+def test_the_other_parts_keep_their_laws(monkeypatch: pytest.MonkeyPatch) -> None:
+    (text,) = re.findall(r"<!-- part: parts.py -->\n```python\n(.*?)```", TUTORIAL, re.DOTALL)
+    module = types.ModuleType("hybridtf_readme_parts")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(text, "parts.py", "exec"), module.__dict__)
+    for kind, config in (("positions", module.EvenSlopeConfig), ("channel_mixers", module.SparseMLPConfig)):
+        results = run_checks(kind, config.tiny(), [law for law in laws_for(kind) if law != "compile"])
+        assert {(r.law, r.message) for r in results if not r.ok} == set()
+        assert sum(not r.skipped for r in results) >= 8
+
+
 def test_the_tutorial_names_every_hook() -> None:
     assert [name for name in hook_names() if f"`{name}`" not in TUTORIAL] == []
 
 
 def test_the_recipe_of_the_recipes_readme(capsys: pytest.CaptureFixture[str]) -> None:
     text = (REPOSITORY / "recipes" / "README.md").read_text(encoding="utf-8")
-    table, *fragments = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    recipe = parse_recipe(tomllib.loads(table))
+    whole, *pieces = map(tomllib.loads, re.findall(r"```toml\n(.*?)```", text, re.DOTALL))
+    recipe = parse_recipe(whole)
+    for piece in pieces:  # a section, or options of a block: put into the whole one
+        changed = copy.deepcopy(whole)
+        changed.update({key: value for key, value in piece.items() if key != "model"})
+        for options in piece.get("model", {}).get("blocks", {}).values():
+            changed["model"]["blocks"]["a"].update(options)
+        parse_recipe(changed, sections={"train": TrainConfig}).model.build(BuildContext(d_model=0, device=torch.device("meta")))
+    assert len(pieces) == 4
     assert recipe.model.stacks()[0].pattern == "(m*3 a)*2"
-    assert fragments
-    for fragment in fragments:
-        whole = tomllib.loads(table)
-        for name, block in tomllib.loads(fragment)["model"]["blocks"].items():
-            whole["model"] |= {"pattern": f"{name}*2", "n_layers": 2, "d_model": 64}
-            whole["model"]["blocks"] = {name: whole["model"]["blocks"]["a"] | block}
-            assert len(parse_recipe(whole).model.build().stack.order) == 2
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     namespace: dict[str, Any] = {}
     exec(compile(code, "README.md", "exec"), namespace)

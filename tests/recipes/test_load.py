@@ -85,6 +85,8 @@ MAMBA2 = (
     "a_range, bias, chunk_size, conv_bias, conv_kernel, d_conv, d_state, dt_floor, dt_limit, dt_range, eps, expand, "
     "head_dim, kernel, n_groups, n_heads, norm_first"
 )
+BUILT_IN = load_registries(make_plugin_manager(autoload=False))
+MIXERS, TASKS = (", ".join(BUILT_IN[kind].names()) for kind in ("mixers", "tasks"))
 MODEL = "blocks, d_model, final_norm, head, max_seq_len, n_layers, pattern, residual_init, stem, vocab_size"
 
 
@@ -248,14 +250,15 @@ def test_toml_syntax(file: Path, text: str, where: str, reason: str) -> None:
          "model.blocks.a.mixer.position.scaling: needs type = one of "
          "dynamic_ntk, linear, llama3, longrope, ntk, yarn"),
         ("model.blocks.m.mixer.type=mamba3",
-         "model.blocks.m.mixer: no mixer named 'mamba3'. Did you mean 'mamba'? Known: MIXERS"),
+         "model.blocks.m.mixer: no mixer named 'mamba3'. Did you mean 'mamba'? "
+         f"Known: {MIXERS}"),
         ("model.type=language_modle",
          "model: no model named 'language_modle'. Did you mean 'language_model'? Known: language_model"),
         ("model.vocab_size=0", "model.vocab_size: input should be greater than 0, got 0"),
         ("model.vocab_size='16'", "model.vocab_size: input should be a valid integer, got '16'"),
         ("model.residual_init=dept",
          "model.residual_init: input should be 'depth' or 'zero', got 'dept'. Did you mean 'depth'?"),
-        ("model.blocks.a.mixer=gqa", "model.blocks.a.mixer: must be a mixer: a table with its type, not str"),
+        ("model.blocks.a.mixer=gqq", """model.blocks.a.mixer: must be a mixer, a table as in { type = "gqa" }, got 'gqq'"""),
         ("model.blocks.b={}", "model.blocks.b"),
         ("model.pattern=(m b)*",
          "model.pattern: pattern '(m b)*', column 4: no block named 'b'. Known: a, m"),
@@ -272,7 +275,7 @@ def test_toml_syntax(file: Path, text: str, where: str, reason: str) -> None:
          "meta.requires: 'a>=1' is no name of a distribution (write the name alone, without a version)"),
         ("meta.requires=[3]", "meta.requires[0]: input should be a valid string, got 3"),
         ("train=3", "train: must be a table, not int"),
-        ("task.type=txt", "task: no task named 'txt'. Did you mean 'text'? Known: TASKS"),
+        ("task.type=txt", f"task: no task named 'txt'. Did you mean 'text'? Known: {TASKS}"),
         ("train.lr='1e-5'", "train.lr: input should be a valid number, got '1e-5'"),
         ("train.lr=true", "train.lr: input should be a valid number, got True"),
         ("train.stepz=3", "train.stepz: unknown option. Did you mean 'steps'? Known: betas, lr, steps"),
@@ -290,8 +293,6 @@ def test_toml_syntax(file: Path, text: str, where: str, reason: str) -> None:
 )
 def test_one_fault(override: str, fault: str) -> None:
     said = message(lambda: parse_recipe(changed(override), "r.toml", sections=SECTIONS))
-    for kind in ("mixers", "tasks"):
-        fault = fault.replace(kind.upper(), ", ".join(active()[kind].names()))
     if override == "model.blocks.b={}":
         assert said.startswith("r.toml: 2 faults\n  model.blocks.b: ")
         assert said.endswith("model.blocks.b: no layer of the pattern '(m a)*' uses this block; use it or take it out")
@@ -303,7 +304,7 @@ def test_a_missing_model() -> None:
     assert message(lambda: parse_recipe({}, "r.toml")) == "r.toml: model: is required"
     assert message(lambda: parse_recipe({"model": {}}, "r.toml")) == "r.toml: model: needs type = one of language_model"
     assert message(lambda: parse_recipe({"model": 3}, "r.toml")) == (
-        "r.toml: model: must be a model: a table with its type, not int"
+        'r.toml: model: must be a model, a table as in { type = "language_model" }, got 3'
     )
 
 

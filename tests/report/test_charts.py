@@ -9,7 +9,7 @@ import pytest
 
 from hybridtf.core import HybridTFError
 from hybridtf.report import chart_data as data
-from hybridtf.report import save_charts
+from hybridtf.report import marks, save_charts
 from hybridtf.report.charts import Chart, build_charts, to_svg
 from hybridtf.report.evidence import gather
 from hybridtf.report.palette import RECIPE_COLOURS, recipe_keys
@@ -68,6 +68,12 @@ def test_tradeoff_and_baselines() -> None:
         ("mamba2", 1024, 585_792), ("mamba2", 65536, 585_792),
     ]  # fmt: skip
     assert {row["name"]: row["value"] for row in data.baseline_rows(evidence)} == {"bigram": sample.BASELINES["bigram"]}
+
+
+@pytest.mark.parametrize(("lowest", "side"), [(2.0, "right"), (9.0, "left")])
+def test_the_name_of_a_baseline_keeps_off_the_names_of_the_recipes(lowest: float, side: str) -> None:
+    _, name = marks.baseline([{"name": "bigram", "value": 3.7}], "bits per byte", lowest)
+    assert name.to_dict()["mark"]["align"] == side
 
 
 def test_all_kinds_give_all_charts() -> None:

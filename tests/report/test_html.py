@@ -189,6 +189,13 @@ def test_one_record_and_missing_kinds(tmp_path: Path) -> None:
     assert "1 recipe, 1 record." in page.text
 
 
+def test_a_task_of_rows_is_not_asked_for_longer_texts(tmp_path: Path) -> None:
+    page = written([sample.recall("attention", 0.61, 0.31)], tmp_path)
+    assert "Longer" not in page.words
+    assert "bits/byte" not in page.words
+    assert "Longer than trained" in written([sample.quality("attention")], tmp_path).words
+
+
 def test_no_records_at_all(tmp_path: Path) -> None:
     assert "There are no records that can be shown." in written([], tmp_path).text
 

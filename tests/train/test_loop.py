@@ -217,6 +217,14 @@ def test_a_vocabulary_that_is_too_small_is_said_before_the_run(tmp_path):
         run(recipe(tmp_path, model={"vocab_size": 256}), tmp_path / "out")
 
 
+def test_a_context_that_the_task_lacks_is_said_before_the_run(tmp_path):
+    given = {**table(tmp_path), "task": {"type": "mqar_small"}}
+    given["train"] = {**given["train"], "seq_len": 64, "eval_context": "document"}
+    with pytest.raises(ConfigError, match="eval_context = 'document': the task 'mqar' has no documents; use 'window'"):
+        run(parse_recipe(given), tmp_path / "out")
+    assert not (tmp_path / "out" / "checkpoints").exists()
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_file_as_the_folder_of_a_run(tmp_path, resume):
     (tmp_path / "t.toml").write_text("mine")
