@@ -60,7 +60,7 @@ def check_prompts(model: LanguageModel, prompts: Sequence[Sequence[int]], prefix
         raise StateError("the prefix was read by another model")
     vocab = model.config.vocab_size
     for row, prompt in enumerate(prompts):
-        if not isinstance(prompt, Sequence | Tensor) or getattr(prompt, "ndim", 1) != 1:
+        if not isinstance(prompt, Sequence | Tensor) or getattr(prompt, "ndim", 1) == 0:
             raise DataError(f"prompts are sequences of token ids, one each; prompt {row} is of type {type(prompt).__name__}")
         if not len(prompt) and prefix is None:
             raise DataError(f"prompt {row} is empty; give at least one token")
