@@ -14,6 +14,7 @@ from hybridtf.bench.scoring import as_language_model
 from hybridtf.bench.subject import Subject
 from hybridtf.tasks import Task, Totals
 from hybridtf.train import evaluate
+from hybridtf.train.evaluate import HasDocuments
 
 
 def measure_quality(
@@ -32,7 +33,8 @@ def measure_quality(
         on_batch=progress,
     )
     n = result.n_tokens
-    note = None if result.complete else f"only {n} held-out tokens, the first of each document; baselines are of all"
+    first = "first of each document" if isinstance(task, HasDocuments) else "first rows of each kind"
+    note = None if result.complete else f"only {n} held-out tokens, the {first}; baselines are of all"
     fields = {
         "task": task.name, "seq_len": seq_len, "stride": stride or max(seq_len // 2, 1),
         "asked_stride": stride, "max_tokens": max_tokens,
