@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from hybridtf.core.errors import KernelError
 from hybridtf.ops.attention.blocks import plan_blocks
 from hybridtf.ops.attention.flops import backward_flops, forward_flops
 from hybridtf.ops.attention.mask import AttentionMask, Tile, accumulate_dtype, check_inputs, no_autocast
+from hybridtf.ops.gradients import first_order
 
 _TILE_CPU = 2**18
 _TILE_GPU = 2**25
@@ -347,18 +347,4 @@ class _Blockwise(torch.autograd.Function):
         return dq, dk, dv, *[None] * 5, slopes, sinks, *[None] * (1 + _N_OPTIONS)
 
 
-class _Gradients(torch.autograd.Function):
-    """``_backward_op``, which refuses to be differentiated."""
-
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, ...]:
-        grads: tuple[Tensor, ...] = _backward_op(*inputs)
-        return grads
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise KernelError("attention: the blockwise form has no second derivatives; use kernel 'reference'")
+_Gradients = first_order(_backward_op, "attention", "blockwise")

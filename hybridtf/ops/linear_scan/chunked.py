@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from hybridtf.core.errors import KernelError
 from hybridtf.core.segments import Segments
+from hybridtf.ops.gradients import first_order
 from hybridtf.ops.linear_scan.flops import backward_flops, forward_flops
 from hybridtf.ops.linear_scan.passes import backward, forward
 from hybridtf.ops.linear_scan.shapes import Arguments, Number, Parts, check, number, start_state
@@ -132,29 +132,20 @@ class _Chunked(torch.autograd.Function):
         real, starts, *parts, h = ctx.saved_tensors
         dh = h.new_zeros(()).expand(h.shape) if dh is None else dh
         dlast = h.new_zeros(h.shape[0], h.shape[1], h.shape[3]) if dlast is None else dlast
-        op: Any = _Gradients.apply if torch.is_grad_enabled() else _Gradients.forward
+        op: Any = _Gradients.apply if torch.is_grad_enabled() else _gradients
         grads = op(ctx.log, real, starts, *parts, h, dh, dlast)
         if parts[1] is not None:
             return None, None, None, *grads
         return None, None, None, grads[0], None, grads[1], None, grads[2], None
 
 
-class _Gradients(torch.autograd.Function):
-    """``_backward_op``, which refuses to be differentiated."""
+def _gradients(
+    log: bool, real: Tensor | None, starts: Tensor | None, u: Tensor, u_im: Tensor | None, decay: Tensor,
+    decay_im: Tensor | None, state: Tensor, state_im: Tensor | None, h: Tensor, dh: Tensor, dlast: Tensor,
+) -> tuple[Tensor, ...]:
+    parts = _given(u, u_im), _given(decay, decay_im), log, real, starts, _given(state, state_im)
+    found: list[Tensor] = _backward_op(*parts, h, dh, dlast)
+    return tuple(found)
 
-    @staticmethod
-    def forward(
-        log: bool, real: Tensor | None, starts: Tensor | None, u: Tensor, u_im: Tensor | None, decay: Tensor,
-        decay_im: Tensor | None, state: Tensor, state_im: Tensor | None, h: Tensor, dh: Tensor, dlast: Tensor,
-    ) -> tuple[Tensor, ...]:
-        parts = _given(u, u_im), _given(decay, decay_im), log, real, starts, _given(state, state_im)
-        found: list[Tensor] = _backward_op(*parts, h, dh, dlast)
-        return tuple(found)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise KernelError("linear_scan: kernel 'chunked' has no second derivatives; use kernel 'reference'")
+_Gradients = first_order(_gradients, "linear_scan", "chunked")

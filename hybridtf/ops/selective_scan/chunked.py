@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from hybridtf.core.errors import KernelError
 from hybridtf.core.segments import Segments
 from hybridtf.ops.documents import state_dtype
+from hybridtf.ops.gradients import first_order
 from hybridtf.ops.selective_scan.blocks import Call
 from hybridtf.ops.selective_scan.flops import backward_flops, forward_flops
 from hybridtf.ops.selective_scan.passes import backward, forward
@@ -122,23 +122,4 @@ class _Chunked(torch.autograd.Function):
         return *grads, None if D is None else of_D, *[None] * (_N_CALL - _N_INPUTS), dbefore, None
 
 
-class _Gradients(torch.autograd.Function):
-    """``_backward_op``, which refuses to be differentiated."""
-
-    @staticmethod
-    def forward(
-        x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, real: Tensor | None,
-        starts: Tensor | None, chunk_size: int, befores: Tensor, dy: Tensor, dstate: Tensor,
-    ) -> tuple[Tensor, ...]:
-        grads: tuple[Tensor, ...] = _backward_op(
-            x, dt, A, B, C, D, real, starts, chunk_size, befores, dy, dstate
-        )
-        return grads
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise KernelError("selective_scan: kernel 'chunked' has no second derivatives; use kernel 'reference'")
+_Gradients = first_order(_backward_op, "selective_scan", "chunked")

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hybridtf.core.errors import KernelError
 from hybridtf.core.segments import Segments
 from hybridtf.ops.documents import mask_pads
+from hybridtf.ops.gradients import first_order
 from hybridtf.ops.short_conv.shapes import check, start_state, sum_dtype
 
 
@@ -147,38 +147,30 @@ class _Taps(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         tokens, weight, bias, other = ctx.saved_tensors
-        gradients = _Gradients.apply if torch.is_grad_enabled() else _Gradients.forward
+        gradients: Any = _Gradients.apply if torch.is_grad_enabled() else _gradients
         dtokens, dweight, dbias = gradients(dy, tokens, weight, bias, other, ctx.silu)
         return dtokens, dweight, None if bias is None else dbias, None, None
 
 
-class _Gradients(torch.autograd.Function):
-    """Gradients of :class:`_Taps` for tokens, weight and bias; a function of its own, to refuse its derivative."""
+def _gradients(
+    dy: Tensor, tokens: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, silu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of :class:`_Taps` for tokens, weight and bias."""
+    dtype, width = sum_dtype(tokens, weight), weight.shape[1]
+    taps, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
+    dtokens = torch.zeros(tokens.shape, dtype=dtype, device=tokens.device)
+    dtaps, dbias = torch.zeros_like(taps.t()), torch.zeros_like(taps[:, 0])
+    for start, stop in _blocks(tokens, width):
+        far = None if other is None else other[:, :, start:stop]
+        wide, part = tokens[:, start : stop + width - 1].to(dtype), dy[:, start:stop].to(dtype)
+        if silu:
+            part = torch.ops.aten.silu_backward(part, _sum_taps(wide, taps, shift, far))
+        dbias += part.sum((0, 1))
+        for j in range(width):
+            seen = part if far is None or j == width - 1 else part.masked_fill(far[j], 0)
+            dtokens[:, start + j : stop + j].addcmul_(seen, taps[:, j])
+            dtaps[j] += (seen * wide[:, j : j + stop - start]).sum((0, 1))
+    return dtokens.to(tokens.dtype), dtaps.t().to(weight.dtype), dbias.to((weight if bias is None else bias).dtype)
 
-    @staticmethod
-    def forward(
-        dy: Tensor, tokens: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, silu: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        dtype, width = sum_dtype(tokens, weight), weight.shape[1]
-        taps, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
-        dtokens = torch.zeros(tokens.shape, dtype=dtype, device=tokens.device)
-        dtaps, dbias = torch.zeros_like(taps.t()), torch.zeros_like(taps[:, 0])
-        for start, stop in _blocks(tokens, width):
-            far = None if other is None else other[:, :, start:stop]
-            wide, part = tokens[:, start : stop + width - 1].to(dtype), dy[:, start:stop].to(dtype)
-            if silu:
-                part = torch.ops.aten.silu_backward(part, _sum_taps(wide, taps, shift, far))
-            dbias += part.sum((0, 1))
-            for j in range(width):
-                seen = part if far is None or j == width - 1 else part.masked_fill(far[j], 0)
-                dtokens[:, start + j : stop + j].addcmul_(seen, taps[:, j])
-                dtaps[j] += (seen * wide[:, j : j + stop - start]).sum((0, 1))
-        return dtokens.to(tokens.dtype), dtaps.t().to(weight.dtype), dbias.to((weight if bias is None else bias).dtype)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise KernelError("short_conv: kernel 'taps' has no second derivatives; use kernel 'reference'")
+_Gradients = first_order(_gradients, "short_conv", "taps")

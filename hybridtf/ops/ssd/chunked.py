@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from hybridtf.core.errors import KernelError
 from hybridtf.core.segments import Segments
 from hybridtf.ops.documents import state_dtype
+from hybridtf.ops.gradients import first_order
 from hybridtf.ops.ssd.flops import backward_flops, forward_flops
 from hybridtf.ops.ssd.passes import backward, forward
 from hybridtf.ops.ssd.shapes import check, log_steps, start_state
@@ -122,23 +122,4 @@ class _Chunked(torch.autograd.Function):
         return *grads, *[None] * (_N_CALL - 4), dstart, None
 
 
-class _Gradients(torch.autograd.Function):
-    """``_backward_op``, which refuses to be differentiated."""
-
-    @staticmethod
-    def forward(
-        q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, real: Tensor | None, ids: Tensor | None,
-        carried: Tensor | None, chunk_size: int, starts: Tensor, dy: Tensor, dstate: Tensor,
-    ) -> tuple[Tensor, ...]:
-        grads: tuple[Tensor, ...] = _backward_op(
-            q, k, v, log_a, real, ids, carried, chunk_size, starts, dy, dstate
-        )
-        return grads
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise KernelError("ssd: kernel 'chunked' has no second derivatives; use kernel 'reference'")
+_Gradients = first_order(_backward_op, "ssd", "chunked")

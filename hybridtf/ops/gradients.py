@@ -1,0 +1,34 @@
+"""What ops with gradients of their own share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hybridtf.core.errors import KernelError
+
+
+def first_order(gradients: Callable[..., tuple[Tensor, ...]], op: str, kernel: str) -> type[torch.autograd.Function]:
+    """``gradients`` as a function of autograd that refuses to be differentiated, by a :class:`KernelError`.
+
+    An op applies it where a graph of its gradients is asked for. ``torch.func.grad`` always asks for that graph, so the
+    error may come only when somebody differentiates it.
+    """
+
+    class FirstOrder(torch.autograd.Function):
+        @staticmethod
+        def forward(*inputs: Any) -> tuple[Tensor, ...]:
+            return gradients(*inputs)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+            pass
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> None:
+            raise KernelError(f"{op}: kernel {kernel!r} has no second derivatives; use kernel 'reference'")
+
+    return FirstOrder
