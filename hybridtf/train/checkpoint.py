@@ -210,17 +210,27 @@ class RunFolder:
         That is the one that the file ``latest`` names: raises :class:`CheckpointError` where a file of its model is
         missing, since an older one would be another model. Only a name of no folder is passed over.
         """
-        folders = self._folders()
-        try:
-            name = (self.checkpoints / LATEST).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError):
-            name = ""
-        named = _STEP.fullmatch(name)
-        if named and int(named[1]) in folders:
-            return self._whole(folders[int(named[1])])
+        while True:
+            name = self._named()
+            step, folders = _STEP.fullmatch(name), self._folders()
+            found = folders.get(int(step[1])) if step else None
+            if found is not None and not _missing(found, MODEL_FILES):
+                return found
+            if self._named() == name:
+                break
+            # A run that goes on has moved the pointer meanwhile, and may have removed what it named.
+        if found is not None:
+            return self._whole(found)
         # The pointer is written after the first checkpoint; a kill between the two leaves it missing.
         steps = [step for step, folder in folders.items() if not _missing(folder, MODEL_FILES)]
         return folders[max(steps)] if steps else None
+
+    def _named(self) -> str:
+        """What the file ``latest`` says; nothing where it is missing or unreadable."""
+        try:
+            return (self.checkpoints / LATEST).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            return ""
 
     def find(self, step: int) -> Path | None:
         """The checkpoint of ``step`` with all that a resumed run needs, None where there is none."""

@@ -180,6 +180,28 @@ def test_a_missing_or_torn_pointer_falls_back_to_the_newest(folder):
     assert out.latest().name == "step-00000002"
 
 
+@pytest.mark.parametrize("after_listing", [True, False])
+def test_a_reader_follows_a_run_that_goes_on(folder, monkeypatch, after_listing):
+    """Between the pointer and the files that it names, the run writes the next checkpoint and removes this one."""
+    out, save = folder
+    save(1)
+    listing, moved = out._folders, []
+
+    def move_on():
+        if not moved:
+            moved.append(save(2))
+            out.prune(1, newest=2)
+
+    def folders():
+        found = listing() if after_listing else None
+        monkeypatch.setattr(out, "_folders", listing)
+        move_on()
+        return found if after_listing else listing()
+
+    monkeypatch.setattr(out, "_folders", folders)
+    assert out.latest().name == "step-00000002"
+
+
 @pytest.mark.parametrize("name", ["trainer.json", "trainer.safetensors"])
 def test_a_model_is_loaded_without_the_trainers_files_but_not_resumed(tmp_path, name):
     result = run(recipe(tmp_path, save_every=2), tmp_path / "out")
