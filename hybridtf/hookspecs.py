@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pluggy
 
-from hybridtf.core import ComponentConfig, Kernel, Preset
+from hybridtf.core import ComponentConfig, Kernel, OpCase, Preset
 
 hookspec = pluggy.HookspecMarker("hybridtf")
 hookimpl = pluggy.HookimplMarker("hybridtf")
@@ -68,6 +68,12 @@ def hybridtf_models() -> Sequence[type[ComponentConfig] | Preset]:
 @hookspec
 def hybridtf_kernels() -> Sequence[Kernel]:
     """Kernels: records that say which op they implement, why they cannot run a request, and how to load them."""
+    return ()
+
+
+@hookspec
+def hybridtf_op_cases() -> Sequence[OpCase]:
+    """Ways to call an op, drawn at random: the contract kit holds every kernel of the op to its reference on them."""
     return ()
 
 

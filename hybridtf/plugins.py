@@ -193,6 +193,7 @@ class _Contribution:
     configs: list[tuple[str, type[core.ComponentConfig]]] = field(default_factory=list)
     presets: list[tuple[str, core.Preset]] = field(default_factory=list)
     kernels: list[core.Kernel] = field(default_factory=list)
+    op_cases: list[core.OpCase] = field(default_factory=list)
     recipes: list[Path] = field(default_factory=list)
 
 
@@ -238,6 +239,10 @@ def _call(hook: str, function: Any) -> Sequence[Any]:
 def _sort(what: str, entry: Any, into: _Contribution) -> None:
     if what == "kernels":
         into.kernels.append(_checked_kernel(entry))
+    elif what == "op_cases":
+        if not isinstance(entry, core.OpCase):
+            raise core.PluginError(f"op_cases: {entry!r} is not a hybridtf.core.OpCase")
+        into.op_cases.append(entry)
     elif what == "recipes":
         if not isinstance(entry, Path) or not entry.is_dir():
             raise core.PluginError(f"recipes: {str(entry)!r} is not a folder given as a pathlib.Path")
@@ -322,6 +327,8 @@ def _add_configs(
         registries[kind].add(config, origin)
     for kernel in contribution.kernels:
         registries.kernels.add(kernel)
+    for case in contribution.op_cases:
+        registries.op_cases.setdefault(case.op, []).append(case)
     for folder in contribution.recipes:
         for file in sorted(folder.rglob("*.toml")):
             recipe = file.relative_to(folder).with_suffix("").as_posix()

@@ -67,7 +67,7 @@ GOOD = ("good", plugin(norms=[GoodConfig]))
 
 
 def test_every_kind_has_a_hook_and_the_other_way_round() -> None:
-    assert set(hook_names()) == {f"hybridtf_{kind}" for kind in (*core.KINDS, "kernels", "recipes")}
+    assert set(hook_names()) == {f"hybridtf_{kind}" for kind in (*core.KINDS, "kernels", "op_cases", "recipes")}
     assert set(plugins.BASES) == set(core.KINDS)
     assert {base.kind for base in plugins.BASES.values()} == set(core.KINDS)
 

@@ -57,6 +57,7 @@ from hybridtf.core.kernels import (
     always,
     kernels_used,
 )
+from hybridtf.core.op_cases import OpCase, OpInputs, randn
 from hybridtf.core.positions import (
     BiasPosition,
     InputPosition,
@@ -65,6 +66,7 @@ from hybridtf.core.positions import (
     QueryKeyPosition,
     Site,
 )
+from hybridtf.core.recurrent_mixer import RecurrentMixer
 from hybridtf.core.registry import KINDS, Preset, Registries, Registry, active, singular, using
 from hybridtf.core.segments import Segments
 from hybridtf.core.states import (
@@ -92,15 +94,15 @@ from hybridtf.core.states import (
 )
 
 __all__ = [
-    "DTYPES", "KINDS", "LAWS", "NO_DECAY", "PHASES", "AdaptersConfig", "BiasPosition", "Block", "BlockConfig",
-    "BlockOutput", "BuildContext", "ChannelMixer", "ChannelMixerConfig", "CheckpointError", "Component", "ComponentConfig",
-    "ConfigError", "ConfigTable", "Context", "DataError", "Edges", "Extras", "Fixed", "Growing", "Head", "HeadConfig",
-    "HybridTFError", "Init", "InputPosition", "Kernel", "KernelError", "KernelRequest", "KernelSet", "Law", "LengthError",
-    "Losses", "ModelConfig", "NonFiniteError", "Norm", "NormConfig", "OneOf", "OpKernel", "ParamSpec", "Phase",
-    "PluginError", "Position", "PositionConfig", "Preset", "QueryKeyPosition", "RecipeError", "Registries", "Registry",
-    "Ring", "Role", "Segments", "SequenceMixer", "SequenceMixerConfig", "Site", "Stack", "State", "StateError", "StateLeaf",
-    "Stem", "StemConfig", "TaskConfig", "UnknownNameError", "active", "always", "component_schema", "concat_rows", "crop",
-    "debug_states", "declare", "detach", "init", "init_parameters", "kernels_used", "known_names", "leaves", "map_state",
-    "nearest", "overwrite", "own_memory", "param_specs", "raw_weight", "reorder", "restore", "singular", "snapshot",
-    "state_bytes", "state_lengths", "using", "with_history", "with_room", "write_rows",
+    "DTYPES", "KINDS", "LAWS", "NO_DECAY", "PHASES", "AdaptersConfig", "BiasPosition", "Block", "BlockConfig", "BlockOutput",
+    "BuildContext", "ChannelMixer", "ChannelMixerConfig", "CheckpointError", "Component", "ComponentConfig", "ConfigError",
+    "ConfigTable", "Context", "DataError", "Edges", "Extras", "Fixed", "Growing", "Head", "HeadConfig", "HybridTFError",
+    "Init", "InputPosition", "Kernel", "KernelError", "KernelRequest", "KernelSet", "Law", "LengthError", "Losses",
+    "ModelConfig", "NonFiniteError", "Norm", "NormConfig", "OneOf", "OpCase", "OpInputs", "OpKernel", "ParamSpec", "Phase",
+    "PluginError", "Position", "PositionConfig", "Preset", "QueryKeyPosition", "RecipeError", "RecurrentMixer", "Registries",
+    "Registry", "Ring", "Role", "Segments", "SequenceMixer", "SequenceMixerConfig", "Site", "Stack", "State", "StateError",
+    "StateLeaf", "Stem", "StemConfig", "TaskConfig", "UnknownNameError", "active", "always", "component_schema",
+    "concat_rows", "crop", "debug_states", "declare", "detach", "init", "init_parameters", "kernels_used", "known_names",
+    "leaves", "map_state", "nearest", "overwrite", "own_memory", "param_specs", "randn", "raw_weight", "reorder", "restore",
+    "singular", "snapshot", "state_bytes", "state_lengths", "using", "with_history", "with_room", "write_rows",
 ]

@@ -212,6 +212,13 @@ class SequenceMixerConfig(ComponentConfig):
 
     kind: ClassVar[str] = "mixers"
 
+    source: ClassVar[str] = ""
+    """Address of the paper or code that defines it."""
+    time_exponent: ClassVar[float] = 1.0
+    """The time of a whole sequence grows with this power of its length: 1 for a recurrence, 2 for full attention."""
+    combinator: ClassVar[bool] = False
+    """It mixes nothing by itself: it takes other mixers."""
+
     @abstractmethod
     def build(self, ctx: BuildContext) -> SequenceMixer: ...
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybridtf.core.errors import ConfigError, PluginError, RecipeError, UnknownNameError, known_names
 from hybridtf.core.kernels import KernelSet
+from hybridtf.core.op_cases import OpCase
 
 if TYPE_CHECKING:
     from hybridtf.core.config import ComponentConfig
@@ -142,6 +143,8 @@ class Registries:
 
     by_kind: dict[str, Registry] = field(default_factory=lambda: {kind: Registry(kind) for kind in KINDS})
     kernels: KernelSet = field(default_factory=KernelSet)
+    op_cases: dict[str, list[OpCase]] = field(default_factory=dict)
+    """Ways to try an op, by op."""
     recipe_folders: list[Path] = field(default_factory=list)
     plugins: dict[str, str] = field(default_factory=dict)
     """Loaded plugins: name -> version."""

@@ -18,17 +18,16 @@ from torch import Tensor, nn
 from hybridtf.core import (
     BuildContext,
     Component,
-    Context,
+    Edges,
     Fixed,
     NormConfig,
     ParamSpec,
     PositionConfig,
     QueryKeyPosition,
+    RecurrentMixer,
     Segments,
-    SequenceMixer,
     SequenceMixerConfig,
     State,
-    with_history,
 )
 from hybridtf.core.init import fan_in
 from hybridtf.nn import FEATURE_MAPS, FeatureMap, NoPositionConfig, accumulation_dtype, token_positions, told
@@ -102,7 +101,7 @@ class LinearAttentionConfig(SequenceMixerConfig):
         return LinearAttention(self, ctx)
 
 
-class LinearAttention(SequenceMixer):
+class LinearAttention(RecurrentMixer):
     """See :class:`LinearAttentionConfig`. Its state is one matrix S (b g n p) a kv head; with a normaliser, p is
     ``v_dim + 1`` and the last column holds the sum of the keys' features.
     """
@@ -146,15 +145,9 @@ class LinearAttention(SequenceMixer):
             batch_size, shapes, max_len=max_len, dtype=accumulation_dtype(self.ssd.dtype), device=self.ssd.device
         )
 
-    def forward(
-        self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, context: Context | None = None,
-        keep: int = 0,
+    def mix(
+        self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
     ) -> tuple[Tensor, State | None]:
-        if state is None or keep == 0:
-            return self._mix(x, segments, state)
-        return with_history(self._mix, x, segments, state, keep, self.init_state)
-
-    def _mix(self, x: Tensor, segments: Segments | None, state: State | None) -> tuple[Tensor, State | None]:
         q, k = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj))
         if self.position is not None:
             q, k = told(self.position, q, k, token_positions(x, segments, state), segments, state)

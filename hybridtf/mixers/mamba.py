@@ -18,15 +18,14 @@ from torch import Generator, Tensor, nn
 
 from hybridtf.core import (
     BuildContext,
-    Context,
+    Edges,
     Fixed,
     ParamSpec,
+    RecurrentMixer,
     Segments,
-    SequenceMixer,
     SequenceMixerConfig,
     State,
     init,
-    with_history,
 )
 from hybridtf.core.init import fan_in
 from hybridtf.nn import RMSNorm, ShortConv, accumulation_dtype
@@ -74,7 +73,7 @@ class MambaConfig(SequenceMixerConfig):
         return Mamba(self, ctx)
 
 
-class Mamba(SequenceMixer):
+class Mamba(RecurrentMixer):
     """See :class:`MambaConfig`. Its state: the convolution's window, and h (b c n).
 
     The bias of the time step is a parameter of its own, added in float32: in the projection it would be rounded with it.
@@ -125,15 +124,9 @@ class Mamba(SequenceMixer):
             "ssm": Fixed.empty(batch_size, shapes, dtype=accumulation_dtype(scan.dtype), device=scan.device),
         }
 
-    def forward(
-        self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, context: Context | None = None,
-        keep: int = 0,
+    def mix(
+        self, u: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
     ) -> tuple[Tensor, State | None]:
-        if state is None or keep == 0:
-            return self._mix(x, segments, state)
-        return with_history(self._mix, x, segments, state, keep, self.init_state)
-
-    def _mix(self, u: Tensor, segments: Segments | None, state: State | None) -> tuple[Tensor, State | None]:
         x, z = self.in_proj(u).chunk(2, dim=-1)
         x, conv = self.conv(x, segments, None if state is None else state["conv"])
         dt, b, c = self._selected(x)

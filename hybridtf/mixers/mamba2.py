@@ -17,15 +17,14 @@ from torch import Tensor, nn
 
 from hybridtf.core import (
     BuildContext,
-    Context,
+    Edges,
     Fixed,
     ParamSpec,
+    RecurrentMixer,
     Segments,
-    SequenceMixer,
     SequenceMixerConfig,
     State,
     init,
-    with_history,
 )
 from hybridtf.core.init import fan_in
 from hybridtf.nn import GatedRMSNorm, ShortConv, accumulation_dtype
@@ -77,7 +76,7 @@ class Mamba2Config(SequenceMixerConfig):
         return Mamba2(self, ctx)
 
 
-class Mamba2(SequenceMixer):
+class Mamba2(RecurrentMixer):
     """See :class:`Mamba2Config`. Its state: the convolution's window and the matrix S (b h n p) of each head."""
 
     def __init__(self, config: Mamba2Config, ctx: BuildContext) -> None:
@@ -124,15 +123,9 @@ class Mamba2(SequenceMixer):
             "ssm": Fixed.empty(batch_size, shapes, dtype=dtype, device=self.ssd.device),
         }
 
-    def forward(
-        self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, context: Context | None = None,
-        keep: int = 0,
+    def mix(
+        self, u: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
     ) -> tuple[Tensor, State | None]:
-        if state is None or keep == 0:
-            return self._mix(x, segments, state)
-        return with_history(self._mix, x, segments, state, keep, self.init_state)
-
-    def _mix(self, u: Tensor, segments: Segments | None, state: State | None) -> tuple[Tensor, State | None]:
         config = self.config
         z, xbc, dt = self.in_proj(u).split([self.d_inner, self.d_inner + 2 * self.d_bc, self.n_heads], dim=-1)
         xbc, conv = self.conv(xbc, segments, None if state is None else state["conv"])

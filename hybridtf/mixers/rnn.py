@@ -16,17 +16,16 @@ from torch import Generator, Tensor, nn
 
 from hybridtf.core import (
     BuildContext,
-    Context,
+    Edges,
     Fixed,
     Law,
     ParamSpec,
+    RecurrentMixer,
     Segments,
-    SequenceMixer,
     SequenceMixerConfig,
     State,
     init,
     raw_weight,
-    with_history,
 )
 from hybridtf.core.init import fan_in
 from hybridtf.nn import accumulation_dtype
@@ -109,7 +108,7 @@ class GRUConfig(RecurrentConfig):
         return Recurrent(self, ctx)
 
 
-class Recurrent(SequenceMixer):
+class Recurrent(RecurrentMixer):
     """The mixer of all three configs. Its state is h (b h), and c (b h) for ``lstm``.
 
     ``in_proj.weight``, ``in_proj.bias``, ``weight_hh`` and ``bias_hh`` are ``weight_ih_l0``, ``bias_ih_l0``,
@@ -152,15 +151,9 @@ class Recurrent(SequenceMixer):
         shapes = dict.fromkeys(STATES[self.cell], (self.d_hidden,))
         return Fixed.empty(batch_size, shapes, dtype=accumulation_dtype(self.rnn.dtype), device=self.rnn.device)
 
-    def forward(
-        self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, context: Context | None = None,
-        keep: int = 0,
+    def mix(
+        self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
     ) -> tuple[Tensor, State | None]:
-        if state is None or keep == 0:
-            return self._mix(x, segments, state)
-        return with_history(self._mix, x, segments, state, keep, self.init_state)
-
-    def _mix(self, x: Tensor, segments: Segments | None, state: State | None) -> tuple[Tensor, State | None]:
         weight = raw_weight(self.in_proj)
         # torch's loops multiply with a weight; what is more than a weight is called, and costs a product more there.
         given = x if weight is not None else self.in_proj(x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hybridtf.core import Kernel
+from hybridtf.core import Kernel, OpCase
 from hybridtf.hookspecs import hookimpl
 from hybridtf.ops import attention, grouped_linear, linear_scan, rnn, selective_scan, short_conv, ssd
 
@@ -19,4 +19,12 @@ def hybridtf_kernels() -> Sequence[Kernel]:
         *grouped_linear.KERNELS,
         *short_conv.KERNELS,
         *ssd.KERNELS,
+    )
+
+
+@hookimpl
+def hybridtf_op_cases() -> Sequence[OpCase]:
+    return (
+        *selective_scan.CASES,
+        *ssd.CASES,
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,3 +33,14 @@ def first_order(gradients: Callable[..., tuple[Tensor, ...]], op: str, kernel: s
             raise KernelError(f"{op}: kernel {kernel!r} has no second derivatives; use kernel 'reference'")
 
     return FirstOrder
+
+
+@contextmanager
+def autograd_inside() -> Iterator[None]:
+    """Record gradients inside a custom operator, whose body runs below autograd."""
+    keys = torch._C.DispatchKey
+    hidden = torch._C._dispatch_tls_local_exclude_set()
+    for key in (keys.AutogradFunctionality, keys.ADInplaceOrView):
+        hidden = hidden - torch._C.DispatchKeySet(key)
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), hidden), torch.enable_grad():
+        yield

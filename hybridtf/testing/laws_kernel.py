@@ -8,6 +8,7 @@ import pickle
 import torch
 
 from hybridtf.core import DTYPES, PHASES, ConfigError, Kernel, KernelError, KernelRequest, KernelSet, active
+from hybridtf.testing import laws_op
 from hybridtf.testing.errors import ContractError, NotApplicableError
 from hybridtf.testing.laws_numeric import REFERENCE, _agrees, op_kernels
 from hybridtf.testing.subject import Subject
@@ -16,8 +17,9 @@ from hybridtf.testing.subject import Subject
 def check_kernel(kernel: Kernel, kernels: KernelSet | None = None) -> None:
     """A reason or None for any request, a function from ``load``, a reference beside it, agreement with it.
 
-    Agreement is tried through every registered mixer and channel mixer that uses the op. ``kernels``: all that are
-    registered, unless given. Raises :class:`ContractError`.
+    Agreement is tried on every registered case of the op (as a function, with the laws of time and documents), and through
+    every registered mixer and channel mixer that uses the op. ``kernels``: all that are registered, unless given. Raises
+    :class:`ContractError`.
     """
     known = active().kernels if kernels is None else kernels
     if REFERENCE not in [k.name for k in known.of(kernel.op)]:
@@ -33,6 +35,7 @@ def check_kernel(kernel: Kernel, kernels: KernelSet | None = None) -> None:
         raise NotApplicableError("cannot run on a CPU")
     if not callable(kernel.load()):
         raise ContractError("load() must return the function")
+    _over_cases(kernel, known)
     if kernel.name != REFERENCE:
         _through_mixers(kernel)
 
@@ -47,6 +50,20 @@ def _answers(kernel: Kernel) -> bool:
             raise ContractError(f"why_not must answer a reason or None, got {reason!r} for {phase}, {dtype}, {device}")
         runs |= reason is None and device.type == "cpu"
     return runs
+
+
+def _over_cases(kernel: Kernel, known: KernelSet) -> None:
+    reference = known.get(kernel.op, REFERENCE).load()
+    for case in active().op_cases.get(kernel.op, ()):
+        dtypes = [
+            (dtype, tol)
+            for dtype, tol in laws_op.DTYPES
+            if kernel.why_not(
+                KernelRequest(kernel.op, "train", dtype, torch.device("cpu"), case.sizes, case.features)
+            ) is None
+        ]
+        if dtypes:
+            laws_op.check_op(case, kernel.load(), reference, tuple(dtypes))
 
 
 def _through_mixers(kernel: Kernel) -> None:

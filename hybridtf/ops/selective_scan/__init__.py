@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hybridtf.core.kernels import Kernel, always
+from hybridtf.ops.selective_scan.cases import CASES
 from hybridtf.ops.selective_scan.chunked import selective_scan_chunked
 from hybridtf.ops.selective_scan.reference import selective_scan_reference
 from hybridtf.ops.selective_scan.summary import selective_scan_combine, selective_scan_summary
@@ -25,5 +26,6 @@ KERNELS: tuple[Kernel, ...] = (
 )
 
 __all__ = [
-    "KERNELS", "selective_scan_chunked", "selective_scan_combine", "selective_scan_reference", "selective_scan_summary",
+    "CASES", "KERNELS", "selective_scan_chunked", "selective_scan_combine", "selective_scan_reference",
+    "selective_scan_summary",
 ]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hybridtf.core.kernels import Kernel, always
+from hybridtf.ops.ssd.cases import CASES
 from hybridtf.ops.ssd.chunked import ssd_chunked
 from hybridtf.ops.ssd.normaliser import normalised, with_ones
 from hybridtf.ops.ssd.reference import ssd_reference
@@ -25,4 +26,4 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel("ssd", "chunked", 10, always, _chunked),
 )
 
-__all__ = ["KERNELS", "normalised", "ssd_chunked", "ssd_combine", "ssd_reference", "ssd_summary", "with_ones"]
+__all__ = ["CASES", "KERNELS", "normalised", "ssd_chunked", "ssd_combine", "ssd_reference", "ssd_summary", "with_ones"]
