@@ -9,6 +9,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEERS := .peers/.installed
 BASE_PYTHON ?= python3
 PYTHON ?= $(BIN)/python
 WORKERS ?= 2
@@ -26,10 +27,10 @@ test test-slow test-plugin: export MKL_NUM_THREADS := 1
 demo: $(STAMP)
 	$(BIN)/hybridtf compare demo/attention demo/mamba2 demo/hybrid -o runs/demo
 
-test: $(STAMP)
+test: $(STAMP) $(PEERS)
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(WORKERS) --dist worksteal --timeout 300 $(PYTEST_ARGS)
 
-test-slow: $(STAMP)
+test-slow: $(STAMP) $(PEERS)
 	$(BIN)/python -m pytest -m "slow and not gpu" -n $(WORKERS) --dist worksteal --timeout 1800 $(PYTEST_ARGS)
 
 test-plugin: $(STAMP)
@@ -58,6 +59,12 @@ $(BIN)/python:
 # Installed on first use, and again when a dependency list changes.
 $(STAMP): pyproject.toml constraints.txt $(EXAMPLE)/pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install -c constraints.txt -e '.[report,text,test,dev]' -e $(EXAMPLE)
+	touch $@
+
+# References that only tests read, in a folder of their own: see tests/peers.py.
+$(PEERS): constraints-peers.txt | $(STAMP)
+	rm -rf .peers
+	$(BIN)/python -m pip install --no-deps --no-compile --target .peers -r constraints-peers.txt
 	touch $@
 
 clean:

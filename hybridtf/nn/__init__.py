@@ -18,6 +18,7 @@ from hybridtf.nn.norms import (
     RMSNorm,
     RMSNormConfig,
     accumulation_dtype,
+    l2_normalised,
 )
 from hybridtf.nn.positions import (
     Alibi,
@@ -43,15 +44,15 @@ from hybridtf.nn.positions import (
 )
 from hybridtf.nn.regularise import DropPath
 from hybridtf.nn.rg_lru import RGLRU
-from hybridtf.nn.short_conv import ShortConv
+from hybridtf.nn.short_conv import ShortConv, ShortConvs, TokenShift
 
 __all__ = [
     "FEATURE_MAPS", "RGLRU", "Activation", "Alibi", "AlibiConfig", "DropPath", "DynamicNTKScaling", "FeatureMap",
     "GateOptions", "GatedRMSNorm", "GroupNormConfig", "LayerNorm", "LayerNormConfig", "LearnedPosition",
-    "LearnedPositionConfig", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "NTKScaling", "NoNorm",
-    "NoNormConfig", "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig", "RopeScaling", "ShortConv",
-    "SinusoidalPosition", "SinusoidalPositionConfig", "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype",
-    "activation", "token_positions", "told",
+    "LearnedPositionConfig", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "NTKScaling", "NoNorm", "NoNormConfig",
+    "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig", "RopeScaling", "ShortConv", "ShortConvs",
+    "SinusoidalPosition", "SinusoidalPositionConfig", "TokenShift", "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype",
+    "activation", "l2_normalised", "token_positions", "told",
 ]
 
 

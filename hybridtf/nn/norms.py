@@ -215,3 +215,9 @@ class GatedRMSNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"n_groups={self.n_groups}, eps={self.eps}, norm_first={self.norm_first}, activation={self.activation}"
+
+
+def l2_normalised(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """``x`` (... k) with length 1 along its last axis, x / sqrt(|x|^2 + eps); float32 at least inside, x's dtype outside."""
+    wide = x.to(accumulation_dtype(x.dtype))
+    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(x.dtype)

@@ -1,11 +1,13 @@
-"""The short convolution as a part: its weights, its op and its state."""
+"""The short convolution as a part: its weights, its op and its state; several side by side; and the shift by one token."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from hybridtf.core import BuildContext, Fixed, ParamSpec, Segments, init
+from hybridtf.core import BuildContext, Fixed, ParamSpec, Segments, State, init
 
 
 class ShortConv(nn.Module):
@@ -40,3 +42,62 @@ class ShortConv(nn.Module):
         if state is None:
             return y, None
         return y, state.advance({"window": last.to(state["window"].dtype)}, segments, x.shape[1])
+
+
+class ShortConvs(nn.Module):
+    """Short convolutions side by side, one for each name (queries, keys, values of the delta rule and its kin).
+
+    ``widths``: channels by name. Each is a :class:`ShortConv` and a child of that name.
+    """
+
+    def __init__(
+        self, ctx: BuildContext, widths: Mapping[str, int], d_conv: int, *, bias: bool = False,
+        activation: str | None = "silu", kernel: str = "auto",
+    ) -> None:
+        super().__init__()
+        for name, width in widths.items():
+            part = ctx.child(name, d_model=width)
+            self.add_module(name, ShortConv(part, d_conv, bias=bias, activation=activation, kernel=kernel))
+
+    def init_state(self, batch_size: int) -> dict[str, State]:
+        """A window for each name."""
+        return {name: conv.init_state(batch_size) for name, conv in self._convs()}
+
+    def forward(
+        self, given: Mapping[str, Tensor], segments: Segments | None, state: Mapping[str, State] | None
+    ) -> tuple[dict[str, Tensor], dict[str, State] | None]:
+        """x (b t c) by name to y (b t c) by name, and the states after it (None without any)."""
+        out: dict[str, Tensor] = {}
+        after: dict[str, State] = {}
+        for name, conv in self._convs():
+            out[name], after[name] = conv(given[name], segments, None if state is None else state[name])
+        return out, None if state is None else after
+
+    def _convs(self) -> list[tuple[str, ShortConv]]:
+        return [(name, conv) for name, conv in self.named_children() if isinstance(conv, ShortConv)]
+
+
+class TokenShift(nn.Module):
+    """The token before, of the same document: y_t = x_{t-1}, zero at a document's first token (RWKV).
+
+    Its state is that token, (b 1 d) of width ``ctx.d_model``. Pads are stepped over.
+    """
+
+    def __init__(self, ctx: BuildContext, kernel: str = "auto") -> None:
+        super().__init__()
+        self.short_conv = ctx.bind_kernel("short_conv", kernel, sizes={"channels": ctx.d_model, "width": 2})
+        self.width = ctx.d_model
+
+    def init_state(self, batch_size: int) -> Fixed:
+        """No token yet."""
+        conv = self.short_conv
+        return Fixed.empty(batch_size, {"last": (1, self.width)}, dtype=conv.compute_dtype, device=conv.device)
+
+    def forward(self, x: Tensor, segments: Segments | None, state: Fixed | None) -> tuple[Tensor, Fixed | None]:
+        """x (b t d) to y (b t d), zero at pads, and the state after it (None without one)."""
+        taps = torch.stack([x.new_ones(self.width), x.new_zeros(self.width)], dim=-1)
+        last = None if state is None else state["last"].to(x.dtype)
+        y, after = self.short_conv(x, taps, None, initial_state=last, segments=segments, activation=None, n_tokens=x.shape[1])
+        if state is None:
+            return y, None
+        return y, state.advance({"last": after.to(state["last"].dtype)}, segments, x.shape[1])
