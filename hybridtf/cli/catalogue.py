@@ -77,6 +77,8 @@ def _components(found: Registries, kind: str) -> dict[str, Any]:
             entry["fixed"] = {key: _plain(value) for key, value in preset.options.items()}
             entry["requires"] = list(preset.requires)
         entry["cannot"] = _cannot(kind, config)
+        if kind == "mixers":
+            entry |= _facts(found, name)
         entry["options"] = _options(config)
         entries[name] = entry
     return entries
@@ -101,6 +103,24 @@ def _cannot(kind: str, config: type[ComponentConfig]) -> dict[str, str]:
     except (*PLUGIN_FAULTS, ContractError, NotApplicableError):
         return {}  # `check` says what is wrong with a component that cannot be built
     return dict(getattr(module, "cannot", {}))
+
+
+def _facts(found: Registries, name: str) -> dict[str, Any]:
+    """Where a mixer comes from, its ops, how its state grows and how its time does; of a preset, those with its options."""
+    from hybridtf.core import SequenceMixerConfig
+    from hybridtf.testing import ContractError, NotApplicableError, mixer_facts, preset_config
+    from hybridtf.testing.run import PLUGIN_FAULTS
+
+    registry = found["mixers"]
+    facts: dict[str, Any] = dict.fromkeys(("source", "ops", "state", "time_exponent", "combinator"))
+    try:
+        config = preset_config("mixers", name) if name in registry.presets() else registry.get(name).tiny()
+        if isinstance(config, SequenceMixerConfig):
+            known = mixer_facts(config)
+            facts = {key: getattr(known, key) for key in facts} | {"ops": list(known.ops)}
+    except (*PLUGIN_FAULTS, ContractError, NotApplicableError):
+        pass  # `check` says what is wrong with a component that cannot be built
+    return facts
 
 
 def _options(config: type[ComponentConfig]) -> dict[str, Any]:
@@ -180,7 +200,9 @@ def _print_kind(kind: str, entries: dict[str, Any], verbose: bool) -> None:
 
 def _component_table(kind: str, entries: dict[str, Any], verbose: bool) -> Any:
     notes = any(entry["cannot"] for entry in entries.values())
-    table = make_table("name", "from", "what it is", *(("cannot",) if notes else ()), title=kind.replace("_", " "))
+    facts = ("state", "time") if kind == "mixers" else ()
+    more = (*facts, *(("cannot",) if notes else ()))
+    table = make_table("name", "from", "what it is", *more, title=kind.replace("_", " "))
     for name, entry in entries.items():
         what = entry["description"]
         if "preset_of" in entry:
@@ -188,12 +210,18 @@ def _component_table(kind: str, entries: dict[str, Any], verbose: bool) -> Any:
             needed = ", ".join(entry["requires"])
             what = f"{entry['preset_of']}{f' with {fixed}' if fixed else ''}{f'; needs {needed}' if needed else ''}"
         cannot = "; ".join(f"{law}: {reason}" for law, reason in entry["cannot"].items())
-        add_row(table, name, entry["plugin"], what, *((cannot,) if notes else ()))
+        known = (entry["state"] or "", _power(entry["time_exponent"])) if facts else ()
+        add_row(table, name, entry["plugin"], what, *known, *((cannot,) if notes else ()))
         if verbose and "preset_of" not in entry:
             for option, about in entry["options"].items():
                 value = "required" if about["required"] else f"= {_short(about['default'])}"
-                add_row(table, f"  {option}", "", f"{about['type']} {value}", *(("",) if notes else ()))
+                add_row(table, f"  {option}", "", f"{about['type']} {value}", *("",) * len(more))
     return table
+
+
+def _power(exponent: float | None) -> str:
+    """How time grows with the length n, as a person writes it."""
+    return "" if exponent is None else "n" if exponent == 1 else f"n^{exponent:g}"
 
 
 def _short(value: Any) -> str:

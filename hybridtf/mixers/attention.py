@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -49,6 +49,8 @@ class AttentionConfig(SequenceMixerConfig):
     """
 
     type: Literal["attention"] = "attention"
+    source: ClassVar[str] = "https://arxiv.org/abs/1706.03762"
+    time_exponent: ClassVar[float] = 2.0  # of the whole; with a window 1
     n_heads: int = Field(gt=0)
     n_kv_heads: int | None = Field(default=None, gt=0)
     """Heads of keys and values, each read by n_heads / n_kv_heads query heads in a row. None: as many as ``n_heads``."""

@@ -9,7 +9,7 @@ Axes: b batch, t time, d d_model, c inner channels, n d_state.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,7 @@ class MambaConfig(SequenceMixerConfig):
     """Mamba. The inner width is ``expand * d_model``, or ``d_inner`` where that is given."""
 
     type: Literal["mamba"] = "mamba"
+    source: ClassVar[str] = "https://arxiv.org/abs/2312.00752"
     d_state: int = Field(default=16, gt=0)
     expand: float = Field(default=2.0, gt=0)
     d_inner: int | None = Field(default=None, gt=0)

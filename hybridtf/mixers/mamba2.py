@@ -8,7 +8,7 @@ Axes: b batch, t time, d d_model, h heads, p head_dim, g groups, n d_state, c co
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +34,7 @@ class Mamba2Config(SequenceMixerConfig):
     """Mamba-2. The inner width is ``expand * d_model``, or ``n_heads * head_dim`` where ``n_heads`` is given."""
 
     type: Literal["mamba2"] = "mamba2"
+    source: ClassVar[str] = "https://arxiv.org/abs/2405.21060"
     d_state: int = Field(default=128, gt=0)
     head_dim: int = Field(default=64, gt=0)
     expand: float = Field(default=2.0, gt=0)

@@ -12,7 +12,7 @@ Axes: b batch, t time, d d_model, c d_rnn.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor, nn
@@ -63,6 +63,7 @@ class RGLRUConfig(_RecurrenceConfig):
     """The RG-LRU between an input and an output projection."""
 
     type: Literal["rg_lru"] = "rg_lru"
+    source: ClassVar[str] = "https://arxiv.org/abs/2402.19427"
     bias: bool = False
     """Of both projections."""
 
@@ -78,6 +79,7 @@ class GriffinRecurrentConfig(_RecurrenceConfig):
     """Griffin's recurrent block; its defaults are RecurrentGemma's."""
 
     type: Literal["griffin_recurrent"] = "griffin_recurrent"
+    source: ClassVar[str] = "https://arxiv.org/abs/2402.19427"
     d_conv: int = Field(default=4, gt=0)
     conv_bias: bool = True
     bias: bool = True

@@ -64,6 +64,7 @@ class RNNConfig(RecurrentConfig):
     """A plain recurrent layer: h_t = tanh(W x_t + U h_{t-1} + b), or relu."""
 
     type: Literal["rnn"] = "rnn"
+    source: ClassVar[str] = "https://doi.org/10.1207/s15516709cog1402_1"
     nonlinearity: Literal["tanh", "relu"] = "tanh"
 
     @property
@@ -78,6 +79,7 @@ class LSTMConfig(RecurrentConfig):
     """Long short-term memory with a forget gate (https://doi.org/10.1162/089976600300015015), no peepholes."""
 
     type: Literal["lstm"] = "lstm"
+    source: ClassVar[str] = "https://doi.org/10.1162/089976600300015015"
     forget_bias: float | None = None
     """What the forget gate's bias starts at. None: 1, so that the memory starts open, where there are biases."""
 
@@ -101,6 +103,7 @@ class GRUConfig(RecurrentConfig):
     """Gated recurrent unit (https://arxiv.org/abs/1406.1078), the reset gate after the product, as ``torch.nn.GRU``."""
 
     type: Literal["gru"] = "gru"
+    source: ClassVar[str] = "https://arxiv.org/abs/1406.1078"
 
     cell: ClassVar[Cell] = "gru"
 
