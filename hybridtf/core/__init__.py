@@ -2,6 +2,7 @@
 
 from hybridtf.core import init
 from hybridtf.core.choice import OneOf
+from hybridtf.core.combinator import Combinator, Gathered
 from hybridtf.core.config import BuildContext, Component, ComponentConfig, ConfigTable, component_schema
 from hybridtf.core.contracts import (
     LAWS,
@@ -72,6 +73,7 @@ from hybridtf.core.segments import Segments
 from hybridtf.core.states import (
     Fixed,
     Growing,
+    OwnClock,
     Ring,
     State,
     StateLeaf,
@@ -95,14 +97,15 @@ from hybridtf.core.states import (
 
 __all__ = [
     "DTYPES", "KINDS", "LAWS", "NO_DECAY", "PHASES", "AdaptersConfig", "BiasPosition", "Block", "BlockConfig", "BlockOutput",
-    "BuildContext", "ChannelMixer", "ChannelMixerConfig", "CheckpointError", "Component", "ComponentConfig", "ConfigError",
-    "ConfigTable", "Context", "DataError", "Edges", "Extras", "Fixed", "Growing", "Head", "HeadConfig", "HybridTFError",
-    "Init", "InputPosition", "Kernel", "KernelError", "KernelRequest", "KernelSet", "Law", "LengthError", "Losses",
-    "ModelConfig", "NonFiniteError", "Norm", "NormConfig", "OneOf", "OpCase", "OpInputs", "OpKernel", "ParamSpec", "Phase",
-    "PluginError", "Position", "PositionConfig", "Preset", "QueryKeyPosition", "RecipeError", "RecurrentMixer", "Registries",
-    "Registry", "Ring", "Role", "Segments", "SequenceMixer", "SequenceMixerConfig", "Site", "Stack", "State", "StateError",
-    "StateLeaf", "Stem", "StemConfig", "TaskConfig", "UnknownNameError", "active", "always", "component_schema",
-    "concat_rows", "crop", "debug_states", "declare", "detach", "init", "init_parameters", "kernels_used", "known_names",
-    "leaves", "map_state", "nearest", "overwrite", "own_memory", "param_specs", "randn", "raw_weight", "reorder", "restore",
-    "singular", "snapshot", "state_bytes", "state_lengths", "using", "with_history", "with_room", "write_rows",
+    "BuildContext", "ChannelMixer", "ChannelMixerConfig", "CheckpointError", "Combinator", "Component", "ComponentConfig",
+    "ConfigError", "ConfigTable", "Context", "DataError", "Edges", "Extras", "Fixed", "Gathered", "Growing", "Head",
+    "HeadConfig", "HybridTFError", "Init", "InputPosition", "Kernel", "KernelError", "KernelRequest", "KernelSet", "Law",
+    "LengthError", "Losses", "ModelConfig", "NonFiniteError", "Norm", "NormConfig", "OneOf", "OpCase", "OpInputs", "OpKernel",
+    "OwnClock", "ParamSpec", "Phase", "PluginError", "Position", "PositionConfig", "Preset", "QueryKeyPosition",
+    "RecipeError", "RecurrentMixer", "Registries", "Registry", "Ring", "Role", "Segments", "SequenceMixer",
+    "SequenceMixerConfig", "Site", "Stack", "State", "StateError", "StateLeaf", "Stem", "StemConfig", "TaskConfig",
+    "UnknownNameError", "active", "always", "component_schema", "concat_rows", "crop", "debug_states", "declare", "detach",
+    "init", "init_parameters", "kernels_used", "known_names", "leaves", "map_state", "nearest", "overwrite", "own_memory",
+    "param_specs", "randn", "raw_weight", "reorder", "restore", "singular", "snapshot", "state_bytes", "state_lengths",
+    "using", "with_history", "with_room", "write_rows",
 ]

@@ -100,8 +100,9 @@ class SequenceMixer(_Part):
     causal_only: bool = True
     """The mixer can only look back: a stack that is not causal refuses it. May be set by an instance."""
 
-    needs_context: ClassVar[bool] = False
-    """Cross-attention: the first call on a state needs ``context=``; later calls find it in the state."""
+    needs_context: bool = False
+    """Cross-attention: the first call on a state needs ``context=``; later calls find it in the state. May be set by an
+    instance."""
 
     @abstractmethod
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
@@ -218,6 +219,8 @@ class SequenceMixerConfig(ComponentConfig):
     """The time of a whole sequence grows with this power of its length: 1 for a recurrence, 2 for full attention."""
     combinator: ClassVar[bool] = False
     """It mixes nothing by itself: it takes other mixers."""
+    looks_ahead: ClassVar[bool] = False
+    """Only for stacks that are not causal: a causal one refuses it."""
 
     @abstractmethod
     def build(self, ctx: BuildContext) -> SequenceMixer: ...

@@ -8,16 +8,19 @@ from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
 from hybridtf.mixers import attention
 from hybridtf.mixers.attention import Attention, AttentionConfig
+from hybridtf.mixers.bidirectional import Bidirectional, BidirectionalConfig
 from hybridtf.mixers.linear_attention import LinearAttention, LinearAttentionConfig
 from hybridtf.mixers.mamba import Mamba, MambaConfig
 from hybridtf.mixers.mamba2 import Mamba2, Mamba2Config
+from hybridtf.mixers.parallel import ParallelMixers, ParallelMixersConfig
 from hybridtf.mixers.rg_lru import GriffinRecurrent, GriffinRecurrentConfig, RGLRUConfig, RGLRUMixer
 from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfig, RNNConfig
 
 __all__ = [
-    "Attention", "AttentionConfig", "GRUConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "LSTMConfig",
-    "LinearAttention", "LinearAttentionConfig", "Mamba", "Mamba2", "Mamba2Config", "MambaConfig",
-    "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig",
+    "Attention", "AttentionConfig", "Bidirectional", "BidirectionalConfig", "GRUConfig", "GriffinRecurrent",
+    "GriffinRecurrentConfig", "LSTMConfig", "LinearAttention", "LinearAttentionConfig", "Mamba", "Mamba2", "Mamba2Config",
+    "MambaConfig", "ParallelMixers", "ParallelMixersConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent",
+    "RecurrentConfig",
 ]
 
 
@@ -33,4 +36,6 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         RNNConfig,
         LSTMConfig,
         GRUConfig,
+        BidirectionalConfig,
+        ParallelMixersConfig,
     )

@@ -105,7 +105,13 @@ class Subject:
     def context(self, **changes: Any) -> BuildContext:
         """What the component is told of its model."""
         base: dict[str, Any] = {"max_seq_len": MAX_LEN, "param_dtype": F64, "seed": self.seed, "where": self.name}
+        base["causal"] = not self.looks_ahead
         return BuildContext(d_model=self.d_model, **{**base, **changes})
+
+    @property
+    def looks_ahead(self) -> bool:
+        """The component is for stacks that are not causal only."""
+        return bool(getattr(self.config, "looks_ahead", False))
 
     @property
     def name(self) -> str:

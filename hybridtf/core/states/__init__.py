@@ -19,6 +19,7 @@ from hybridtf.core.states.leaf import StateLeaf, debug_states
 from hybridtf.core.states.ring import Ring
 from hybridtf.core.states.rows import concat_rows, overwrite, own_memory, with_room, write_rows
 from hybridtf.core.states.whole import (
+    OwnClock,
     State,
     crop,
     declare,
@@ -33,7 +34,7 @@ from hybridtf.core.states.whole import (
 )
 
 __all__ = [
-    "Fixed", "Growing", "Ring", "State", "StateLeaf", "concat_rows", "crop", "debug_states", "declare", "detach", "leaves",
-    "map_state", "overwrite", "own_memory", "reorder", "restore", "snapshot", "state_bytes", "state_lengths", "with_room",
-    "write_rows",
+    "Fixed", "Growing", "OwnClock", "Ring", "State", "StateLeaf", "concat_rows", "crop", "debug_states", "declare", "detach",
+    "leaves", "map_state", "overwrite", "own_memory", "reorder", "restore", "snapshot", "state_bytes", "state_lengths",
+    "with_room", "write_rows",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.utils._pytree as pytree
@@ -14,6 +14,15 @@ from hybridtf.core.states.leaf import StateLeaf
 
 State: TypeAlias = Any
 """A pytree whose leaves are ``Growing``, ``Ring`` or ``Fixed``."""
+
+
+class OwnClock(NamedTuple):
+    """A state whose lengths count something else than the tokens of the rows: blocks of them, or learned tokens before them.
+
+    :func:`state_lengths` passes it by; every other move reaches the leaves inside.
+    """
+
+    state: Any
 
 
 def is_leaf(x: Any) -> bool:
@@ -78,8 +87,10 @@ def state_bytes(state: State, *, used: bool = False) -> int:
 
 
 def state_lengths(state: State) -> Tensor | None:
-    """(b) int64: tokens of each row's document, which every leaf must agree on; None for a state without leaves."""
-    found = leaves(state)
+    """(b) int64: tokens of each row's document, which every leaf outside an :class:`OwnClock` must agree on; None for a state
+    without such leaves."""
+    parts = pytree.tree_leaves(state, is_leaf=lambda x: is_leaf(x) or isinstance(x, OwnClock))
+    found = [part for part in parts if isinstance(part, StateLeaf)]
     for leaf in found[1:]:
         if not torch.equal(leaf.length, found[0].length):
             lengths = f"{found[0].length.tolist()} and {leaf.length.tolist()}"
