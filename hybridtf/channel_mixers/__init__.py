@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from hybridtf.channel_mixers import glu, mlp, moe
 from hybridtf.channel_mixers.glu import GLU, GLUConfig
+from hybridtf.channel_mixers.lora import LoraChannelMixer, LoraChannelMixerConfig
 from hybridtf.channel_mixers.mlp import MLP, MLPConfig
 from hybridtf.channel_mixers.moe import MoE, MoEConfig
 from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
 
-__all__ = ["GLU", "MLP", "GLUConfig", "MLPConfig", "MoE", "MoEConfig"]
+__all__ = ["GLU", "MLP", "GLUConfig", "LoraChannelMixer", "LoraChannelMixerConfig", "MLPConfig", "MoE", "MoEConfig"]
 
 
 @hookimpl
@@ -20,6 +21,7 @@ def hybridtf_channel_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         MLPConfig,
         GLUConfig,
         MoEConfig,
+        LoraChannelMixerConfig,
         *mlp.PRESETS,
         *glu.PRESETS,
         *moe.PRESETS,

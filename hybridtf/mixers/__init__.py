@@ -10,17 +10,20 @@ from hybridtf.mixers import attention
 from hybridtf.mixers.attention import Attention, AttentionConfig
 from hybridtf.mixers.bidirectional import Bidirectional, BidirectionalConfig
 from hybridtf.mixers.linear_attention import LinearAttention, LinearAttentionConfig
+from hybridtf.mixers.lora import LoraMixer, LoraMixerConfig
 from hybridtf.mixers.mamba import Mamba, MambaConfig
 from hybridtf.mixers.mamba2 import Mamba2, Mamba2Config
+from hybridtf.mixers.meta_tokens import MetaTokens, MetaTokensConfig
+from hybridtf.mixers.multi_scale import MultiScale, MultiScaleConfig
 from hybridtf.mixers.parallel import ParallelMixers, ParallelMixersConfig
 from hybridtf.mixers.rg_lru import GriffinRecurrent, GriffinRecurrentConfig, RGLRUConfig, RGLRUMixer
 from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfig, RNNConfig
 
 __all__ = [
     "Attention", "AttentionConfig", "Bidirectional", "BidirectionalConfig", "GRUConfig", "GriffinRecurrent",
-    "GriffinRecurrentConfig", "LSTMConfig", "LinearAttention", "LinearAttentionConfig", "Mamba", "Mamba2", "Mamba2Config",
-    "MambaConfig", "ParallelMixers", "ParallelMixersConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent",
-    "RecurrentConfig",
+    "GriffinRecurrentConfig", "LSTMConfig", "LinearAttention", "LinearAttentionConfig", "LoraMixer", "LoraMixerConfig",
+    "Mamba", "Mamba2", "Mamba2Config", "MambaConfig", "MetaTokens", "MetaTokensConfig", "MultiScale", "MultiScaleConfig",
+    "ParallelMixers", "ParallelMixersConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig",
 ]
 
 
@@ -37,5 +40,8 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         LSTMConfig,
         GRUConfig,
         BidirectionalConfig,
+        LoraMixerConfig,
+        MetaTokensConfig,
+        MultiScaleConfig,
         ParallelMixersConfig,
     )

@@ -21,6 +21,7 @@ from hybridtf.core import (
     Combinator,
     Component,
     Context,
+    Extras,
     Gathered,
     ParamSpec,
     Segments,
@@ -105,8 +106,8 @@ class Bidirectional(Combinator):
         ahead = self.run("mixer", x, seen, segments=_begun(segments), state=None)
         backwards = "mixer" if self.config.shared else "backward_mixer"
         back = self.run(backwards, x.flip(1), seen, segments=_reversed(segments), state=None).flip(1)
-        seen.state = state
-        return self.result(self._combined(x, ahead, back), seen, state)
+        y = self._combined(x, ahead, back)
+        return (y, state, Extras({}, seen.losses)) if self.extra_results() else (y, state)
 
     def _combined(self, x: Tensor, ahead: Tensor, back: Tensor) -> Tensor:
         if self.out_proj is not None:

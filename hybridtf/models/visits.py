@@ -1,6 +1,6 @@
 """Visits of a shared block: low-rank adapters that each layer has of its own (Zamba2: https://arxiv.org/abs/2411.15242).
 
-    y = W x + B A x     W of the shared block; A (rank in), B (out rank) of the layer, B starting at 0
+The projections are the shared block's, what is added to them (:class:`~hybridtf.nn.LowRank`) is the layer's.
 """
 
 from __future__ import annotations
@@ -9,41 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hybridtf.core import AdaptersConfig, BlockOutput, BuildContext, ConfigError, Edges, ParamSpec, init, known_names
-
-
-class LowRank(nn.Module):
-    """x (... in) to B A x (... out). ``up`` starts at 0: at first an adapter changes nothing."""
-
-    def __init__(self, n_in: int, n_out: int, rank: int, ctx: BuildContext) -> None:
-        super().__init__()
-        self.down = nn.Linear(n_in, rank, bias=False, **ctx.factory)
-        self.up = nn.Linear(rank, n_out, bias=False, **ctx.factory)
-
-    def param_specs(self) -> dict[str, ParamSpec]:
-        return {"up.weight": ParamSpec("matrix", init.constant(0.0))}
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.up(self.down(x))
-        return y
-
-
-class Adapted(nn.Module):
-    """A projection with an adapter beside it. No ``nn.Linear``, so that ``raw_weight`` sends its users to ``forward``."""
-
-    def __init__(self, base: nn.Module, adapter: nn.Module) -> None:
-        super().__init__()
-        self.base, self.adapter = base, adapter
-
-    @property
-    def weight(self) -> Tensor:
-        """The base's, as adapter libraries have it: its dtype and device say where the projection lives."""
-        weight: Tensor = self.base.weight  # type: ignore[assignment]
-        return weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.base(x) + self.adapter(x)
-        return y
+from hybridtf.core import AdaptersConfig, BlockOutput, BuildContext, ConfigError, Edges, known_names
+from hybridtf.nn import Adapted, LowRank
 
 
 class Visit(nn.Module):
