@@ -327,6 +327,7 @@ def _add_configs(
         registries[kind].add(config, origin)
     for kernel in contribution.kernels:
         registries.kernels.add(kernel)
+        registries.kernel_origins[kernel.op, kernel.name] = origin
     for case in contribution.op_cases:
         registries.op_cases.setdefault(case.op, []).append(case)
     for folder in contribution.recipes:

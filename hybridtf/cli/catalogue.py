@@ -13,7 +13,7 @@ import typer
 
 from hybridtf.cli.options import Json
 from hybridtf.cli.output import add_row, make_table, print_json, print_table, print_text, say
-from hybridtf.cli.sources import kernels_of, registries
+from hybridtf.cli.sources import registries
 
 if TYPE_CHECKING:
     from hybridtf.core import ComponentConfig, Registries
@@ -244,7 +244,7 @@ def plugins(json: Json = False) -> None:
         for name in registry.names():
             added.setdefault(registry.origin(name), {}).setdefault(kind, []).append(name)
     for plugin, adds in added.items():
-        if kernels := kernels_of(plugin):
+        if kernels := found.kernels_of(plugin):
             adds["kernels"] = [f"{kernel.op}/{kernel.name}" for kernel in kernels]
     _print_plugins(found, added, json)
     if found.failures:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hybridtf.cli.options import Json, Set
-from hybridtf.cli.output import counted, print_json, print_text, say
-from hybridtf.cli.sources import kernels_of, name_of, read_recipe, registries
+from hybridtf.cli.output import add_row, counted, make_table, print_json, print_table, print_text, say
+from hybridtf.cli.sources import name_of, read_recipe, registries
 
 if TYPE_CHECKING:
     from hybridtf.core import ComponentConfig, Kernel, Registries
@@ -44,7 +45,8 @@ def check(
 ) -> None:
     """Check recipes, or the contract of components.
 
-    Recipes are validated, and built without memory. Components are held to every law of their contract, a line a law.
+    Recipes are validated, and built without memory. Components are held to every law of their contract:
+    a table of what is kept, then what is broken, with the smallest case found, and what cannot be.
     Exit code 2 for a wrong recipe, 1 for a broken law.
     """
     if sum(map(bool, (recipes, plugin, component))) != 1:
@@ -109,7 +111,7 @@ def _of_plugin(found: Registries, plugin: str) -> tuple[list[Component], list[Ke
     components = [
         (kind, name) for kind, registry in found.by_kind.items() for name in registry.names() if registry.origin(name) == plugin
     ]
-    return components, kernels_of(plugin)
+    return components, found.kernels_of(plugin)
 
 
 def _component(found: Registries, word: str) -> Component:
@@ -123,21 +125,54 @@ def _component(found: Registries, word: str) -> Component:
 
 
 def _check_laws(components: Sequence[Component], kernels: Sequence[Kernel], json: bool) -> None:
-    """One line a law with its time, as they come; exit code 1 when one is broken."""
+    """A table of components by laws, then what is broken and what cannot be; exit code 1 when a law is broken."""
+    from hybridtf.testing.smallest import can_shrink
+
     results = []
-    for result in _results(components, kernels):
-        results.append(result)
-        if not json:
-            word = "FAILED" if not result.ok else "skipped" if result.skipped else "ok"
-            line = f"{word:<7} {result.component:<28} {result.law:<12} {result.seconds:6.2f} s"
-            print_text(f"{line}  {result.message}" if result.message else line)
-    failed = sum(not result.ok for result in results)
+    for component, found in groupby(_results(components, kernels), lambda result: result.component):
+        of_one = list(found)
+        results += of_one
+        broken, seconds = sum(not result.ok for result in of_one), sum(result.seconds for result in of_one)
+        say(f"{component}: {counted(len(of_one), 'law')}, {f'{broken} BROKEN' if broken else 'none broken'}, {seconds:.1f} s")
     if json:
         print_json([vars(result) for result in results])
+    else:
+        _print_laws(results)
+    failed = sum(not result.ok for result in results)
     skipped = sum(result.skipped for result in results)
-    say(f"{counted(len(results), 'check')}, {failed} failed, {skipped} skipped with a reason")
+    say(f"{counted(len(results), 'check')}, {failed} failed, {skipped} with nothing to say")
+    if failed and not can_shrink():
+        say("the smallest case that breaks a law is looked for where hypothesis is installed")
     if failed:
         raise typer.Exit(1)
+
+
+MARKS = {"+": "kept", "F": "BROKEN", "c": "declared: cannot, and does not", ".": "nothing to say"}
+
+
+def _mark(result: CheckResult) -> str:
+    if not result.ok:
+        return "F"
+    return "c" if result.cannot else "." if result.skipped else "+"
+
+
+def _print_laws(results: Sequence[CheckResult]) -> None:
+    laws = list(dict.fromkeys(result.law for result in results))
+    table = make_table("component", *("\n".join(law) for law in laws))
+    for component, found in groupby(results, lambda result: result.component):
+        marks = {result.law: _mark(result) for result in found}
+        add_row(table, component, *(marks.get(law, "") for law in laws))
+    print_table(table)
+    print_text("\n" + "   ".join(f"{mark} {word}" for mark, word in MARKS.items()))
+    for title, chosen in (
+        ("broken", [r for r in results if not r.ok]), ("cannot, as declared", [r for r in results if r.cannot]),
+    ):
+        if chosen:
+            print_text(f"\n{title}")
+        for result in chosen:
+            print_text(f"  {result.component} {result.law}: {result.message}")
+            if result.smallest:
+                print_text(f"      smallest case found: {result.smallest}")
 
 
 def _results(components: Sequence[Component], kernels: Sequence[Kernel]) -> Iterator[CheckResult]:
@@ -151,7 +186,7 @@ def _results(components: Sequence[Component], kernels: Sequence[Kernel]) -> Iter
             yield CheckResult(f"{kind}.{name}", "tiny", False, f"{type(error).__name__}: {error}", 0.0)
             continue
         for law in laws_for(kind):
-            for result in run_checks(kind, config, [law]):
+            for result in run_checks(kind, config, [law], shrink=True):
                 yield _renamed(result, kind, name)
     for kernel in kernels:
         yield _kernel_result(kernel)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from hybridtf.bench.records import Record
     from hybridtf.bench.subject import Subject
-    from hybridtf.core import Kernel, Registries
+    from hybridtf.core import Registries
     from hybridtf.recipe import Recipe
     from hybridtf.train import LoadedRun
 
@@ -30,17 +30,6 @@ def registries() -> Registries:
     for name, reason in found.failures.items():
         say(f"warning: plugin {name!r} was not loaded: {reason}")
     return found
-
-
-def kernels_of(plugin: str) -> list[Kernel]:
-    """Kernels are registered without their origin, so the plugin is asked itself."""
-    from hybridtf.core.registry import BUILT_IN
-    from hybridtf.plugins import make_plugin_manager
-
-    manager = make_plugin_manager()
-    names = manager.built_in if plugin == BUILT_IN else {plugin}
-    modules = [manager.get_plugin(name) for name in sorted(names)]
-    return [kernel for module in modules for kernel in getattr(module, "hybridtf_kernels", tuple)()]
 
 
 def read_recipe(source: str, overrides: Sequence[str] | None = None, steps: int | None = None) -> Recipe:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybridtf.core.errors import ConfigError, PluginError, RecipeError, UnknownNameError, known_names
-from hybridtf.core.kernels import KernelSet
+from hybridtf.core.kernels import Kernel, KernelSet
 from hybridtf.core.op_cases import OpCase
 
 if TYPE_CHECKING:
@@ -143,6 +143,8 @@ class Registries:
 
     by_kind: dict[str, Registry] = field(default_factory=lambda: {kind: Registry(kind) for kind in KINDS})
     kernels: KernelSet = field(default_factory=KernelSet)
+    kernel_origins: dict[tuple[str, str], str] = field(default_factory=dict)
+    """The plugin that registered each kernel, by op and name."""
     op_cases: dict[str, list[OpCase]] = field(default_factory=dict)
     """Ways to try an op, by op."""
     recipe_folders: list[Path] = field(default_factory=list)
@@ -150,6 +152,10 @@ class Registries:
     """Loaded plugins: name -> version."""
     failures: dict[str, str] = field(default_factory=dict)
     """Plugins that could not be loaded: name -> reason."""
+
+    def kernels_of(self, plugin: str) -> list[Kernel]:
+        """The kernels that a plugin registered."""
+        return [self.kernels.get(op, name) for (op, name), origin in self.kernel_origins.items() if origin == plugin]
 
     def __getitem__(self, kind: str) -> Registry:
         if kind not in self.by_kind:

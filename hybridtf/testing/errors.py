@@ -9,3 +9,7 @@ class ContractError(AssertionError):
 
 class NotApplicableError(Exception):
     """A check that says nothing about this component; the message says why."""
+
+
+class DeclaredError(NotApplicableError):
+    """A law that the component declares that it cannot keep, and does not."""

@@ -58,8 +58,7 @@ class Packed:
         return columns, inputs
 
 
-def _pack(subject: Subject, module: nn.Module, name: str, incoming: bool) -> Packed:
-    ids = torch.tensor([[int(c) for c in row] for row in LAYOUTS[name]])
+def _pack(subject: Subject, module: nn.Module, name: str, ids: Tensor, incoming: bool) -> Packed:
     b, t = ids.shape
     inputs = subject.inputs(module, b, t)
     pad = ids == 0
@@ -133,20 +132,29 @@ def check_segment(subject: Subject) -> None:
     # Who cannot be cut by its nature can still tell documents apart in one call.
     said = ("cannot", "losses_cannot") if subject.with_losses else ("cannot",)
     cuts = not any("cut" in getattr(part, name, {}) for part in module.modules() for name in said)
-    for name in LAYOUTS:
+    for name, rows in LAYOUTS.items():
+        ids = torch.tensor([[int(c) for c in row] for row in rows])
         for incoming in (False, True) if stateful and not subject.needs_context(module) else (False,):
-            packed = _pack(subject, module, name, incoming)
-            packed = replace(packed, inputs=packed.inputs.watched())
-            expected = _expect(subject, module, packed)
-            what = f"segment law broken ({name}{', with an incoming state' if incoming else ''})"
-            _check_graph(subject, module, packed, expected, what)
-            if cuts:
-                _check_pieces(subject, module, packed, expected, what)
-            with torch.no_grad(), debug_states():
-                for max_len in (None, 24):
-                    if max_len is not None and max_len_counts(module):
-                        expected = _expect(subject, module, packed, max_len)
-                    _check_steps(subject, module, packed, expected, max_len, f"{what} under no_grad, max_len={max_len}")
+            check_layout(subject, module, name, ids, incoming, cuts)
+
+
+def check_layout(subject: Subject, module: nn.Module, name: str, ids: Tensor, incoming: bool, cuts: bool) -> None:
+    """The segment law on rows of document ids (b t), in one call, in pieces (``cuts``) and under no_grad.
+
+    ``incoming``: on a state that has seen three tokens, which every other row's first document goes on from.
+    """
+    packed = _pack(subject, module, name, ids, incoming)
+    packed = replace(packed, inputs=packed.inputs.watched())
+    expected = _expect(subject, module, packed)
+    what = f"segment law broken ({name}{', with an incoming state' if incoming else ''})"
+    _check_graph(subject, module, packed, expected, what)
+    if cuts:
+        _check_pieces(subject, module, packed, expected, what)
+    with torch.no_grad(), debug_states():
+        for max_len in (None, 24):
+            if max_len is not None and max_len_counts(module):
+                expected = _expect(subject, module, packed, max_len)
+            _check_steps(subject, module, packed, expected, max_len, f"{what} under no_grad, max_len={max_len}")
 
 
 def _check_graph(subject: Subject, module: nn.Module, packed: Packed, expected: Expected, what: str) -> None:

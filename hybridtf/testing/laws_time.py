@@ -123,6 +123,21 @@ def check_cut(subject: Subject) -> None:
                 _cut_in_place(subject, module, inputs, cut, max_len, out)
 
 
+def check_pieces(subject: Subject, module: nn.Module, b: int, cut: Sequence[int], max_len: int | None) -> None:
+    """The cut law for one cut, with gradients and in place under no_grad, on states made with ``max_len``."""
+    inputs = subject.inputs(module, b, sum(cut)).watched()
+    watched = [*inputs.watching(), *module.parameters()]
+    whole = subject.call(module, inputs, state=subject.init_state(module, b, max_len))
+    got, _ = run_pieces(subject, module, inputs, cut, subject.init_state(module, b, max_len))
+    _same_outcome(got, whole, "cut")
+    weight = weight_like(whole.y)
+    found, want = (gradients(total_loss(out, weight), watched) for out in (got, whole))
+    for a, b_ in zip(found, want, strict=True):
+        close(a, b_, tol=1e-9, what="gradients")
+    with torch.no_grad(), debug_states():
+        _cut_in_place(subject, module, inputs, cut, max_len, whole)
+
+
 def _whole_with_room(subject: Subject, module: nn.Module, inputs: Inputs, whole: Outcome) -> Outcome:
     """What calls on a state made with ``max_len`` are to give: the same, or, for a component that says so, something else."""
     if not max_len_counts(module):
@@ -148,7 +163,7 @@ def _same_outcome(got: Outcome, want: Outcome, what: str) -> None:
 def _cut_in_place(
     subject: Subject, module: nn.Module, inputs: Inputs, cut: Sequence[int], max_len: int | None, whole: Outcome
 ) -> None:
-    state = subject.init_state(module, 2, max_len)
+    state = subject.init_state(module, inputs.x.shape[0], max_len)
     before = [(leaf.capacity, _addresses(leaf)) for leaf in leaves(state) if isinstance(leaf, Growing)]
     got, _ = run_pieces(subject, module, inputs, cut, state)
     how = f"under no_grad with max_len={max_len}"
@@ -169,7 +184,7 @@ def check_causal(subject: Subject) -> None:
         return
     module = subject.build()
     for j in (1, 4, 8):
-        _no_future(subject, module, j)
+        no_future(subject, module, j)
     if subject.kind in ("mixers", "blocks"):
         _check_both_ways(subject, module)
 
@@ -188,7 +203,8 @@ def _changed(subject: Subject, module: nn.Module, j: int) -> Tensor:
     return difference.abs().flatten(2).amax((0, 2))
 
 
-def _no_future(subject: Subject, module: nn.Module, j: int) -> None:
+def no_future(subject: Subject, module: nn.Module, j: int) -> None:
+    """No output before token ``j`` (of 9) changes with it."""
     change = _changed(subject, module, j)
     for t in range(j):
         if float(change[t]) > 1e-10:

@@ -10,8 +10,9 @@ from torch import nn
 
 from hybridtf.core import LAWS, ComponentConfig, HybridTFError, KernelError, UnknownNameError, known_names
 from hybridtf.testing import laws_build, laws_numeric, laws_outside, laws_segments, laws_state, laws_task, laws_time
-from hybridtf.testing.errors import ContractError, NotApplicableError
+from hybridtf.testing.errors import ContractError, DeclaredError, NotApplicableError
 from hybridtf.testing.laws_config import check_config
+from hybridtf.testing.smallest import smallest_case
 from hybridtf.testing.subject import TIMELESS, Subject
 
 Check = Callable[[Subject], None]
@@ -79,7 +80,8 @@ def laws_for(kind: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One law on one component. ``skipped``: the law says nothing about it, and ``message`` says why."""
+    """One law on one component. ``skipped``: the law says nothing about it, and ``message`` says why; ``cannot``: because the
+    component declares that it breaks the law, and it does. ``smallest``: of a broken law, the smallest case found, in words."""
 
     component: str
     law: str
@@ -87,6 +89,8 @@ class CheckResult:
     message: str
     seconds: float
     skipped: bool = False
+    cannot: bool = False
+    smallest: str = ""
 
 
 def _cannot(subject: Subject, said: str = "cannot") -> Mapping[str, str]:
@@ -152,7 +156,7 @@ def run_law(subject: Subject, law: str, cannot: Mapping[str, str] | None = None)
     except PLUGIN_FAULTS as error:
         if reason is None:
             raise
-        raise NotApplicableError(f"declared: cannot {law} ({reason})") from error
+        raise DeclaredError(f"declared: cannot {law} ({reason})") from error
     if reason is not None:
         raise ContractError(f"declares that it cannot {law} ({reason}), but it can: take the declaration out")
     if of_losses is not None and _kept(check, subject):
@@ -168,9 +172,13 @@ def _kept(check: Callable[[Subject], None], subject: Subject) -> bool:
 
 
 def run_checks(
-    kind: str, config: ComponentConfig, laws: Iterable[str] | None = None, *, d_model: int = 16, seed: int = 0
+    kind: str, config: ComponentConfig, laws: Iterable[str] | None = None, *, d_model: int = 16, seed: int = 0,
+    shrink: bool = False,
 ) -> list[CheckResult]:
-    """Every law of the kind (or those named) on one component; a broken one is a result, not an exception."""
+    """Every law of the kind (or those named) on one component; a broken one is a result, not an exception.
+
+    ``shrink``: look for the smallest case that breaks it, where hypothesis is installed.
+    """
     subject = Subject(kind, config, d_model, seed)
     cannot = _cannot(subject)
     unbuilt = _not_built(subject)
@@ -182,19 +190,27 @@ def run_checks(
             message = "not reached: it cannot be built" if reached else unbuilt
             results.append(CheckResult(name, law, reached, message, 0.0, reached))
             continue
-        started = time.perf_counter()
-        ok, skipped, message = True, False, ""
-        try:
-            run_law(subject, law, cannot)
-        except NotApplicableError as reason:
-            skipped, message = True, str(reason)
-        except (ContractError, HybridTFError) as error:
-            ok, message = False, str(error)
-        except PLUGIN_FAULTS as error:
-            ok, message = False, f"{type(error).__name__}: {error}"
-        seconds = time.perf_counter() - started
-        results.append(CheckResult(name, law, ok, message, seconds, skipped))
+        result = _checked(subject, law, cannot)
+        if shrink and not result.ok:
+            result = replace(result, smallest=smallest_case(subject, law, PLUGIN_FAULTS))
+        results.append(result)
     return results
+
+
+def _checked(subject: Subject, law: str, cannot: Mapping[str, str]) -> CheckResult:
+    started = time.perf_counter()
+    ok, reason, message = True, None, ""
+    try:
+        run_law(subject, law, cannot)
+    except NotApplicableError as error:
+        reason, message = error, str(error)
+    except (ContractError, HybridTFError) as error:
+        ok, message = False, str(error)
+    except PLUGIN_FAULTS as error:
+        ok, message = False, f"{type(error).__name__}: {error}"
+    seconds = time.perf_counter() - started
+    name = f"{subject.kind}/{subject.name}"
+    return CheckResult(name, law, ok, message, seconds, reason is not None, isinstance(reason, DeclaredError))
 
 
 def _check(kind: str, config: ComponentConfig, laws: Iterable[str] | None, d_model: int, seed: int) -> None:

@@ -194,18 +194,19 @@ def test_a_component_without_a_smallest_instance() -> None:
 def test_laws_of_a_plugin() -> None:
     with _with_plugin(HonestConfig):
         result = ok("check", "--plugin", "mine")
-        lines = result.stdout.splitlines()
-        assert [line.split()[2] for line in lines] == list(laws_for("norms"))
-        assert all(line.split()[0] in ("ok", "skipped") and line.split()[1] == "norms.honest" for line in lines)
+        (line,) = [line for line in result.stdout.splitlines() if line.startswith("norms.honest")]
+        marks = line.split()[1:]
+        assert len(marks) == len(laws_for("norms"))
+        assert set(marks) <= {"+", "."}
         assert "0 failed" in result.stderr
+        assert "norms.honest: " in result.stderr
 
 
 def test_a_broken_law_is_exit_code_one() -> None:
     with _with_plugin(HonestConfig, PeekingConfig):
         result = run("check", "--component", "norms.peeking")
         assert result.exit_code == 1
-        failed = [line for line in result.stdout.splitlines() if line.startswith("FAILED")]
-        assert any("per_token" in line for line in failed)
+        assert "\nbroken\n  norms.peeking per_token: token 0 alone differs" in result.stdout
         result = run("check", "--plugin", "mine", "--json")
         assert result.exit_code == 1
         import json
@@ -216,11 +217,11 @@ def test_a_broken_law_is_exit_code_one() -> None:
 
 def test_a_preset_and_the_kernels_of_the_built_ins() -> None:
     lines = ok("check", "--component", "channel_mixers.reglu", "--component", "norms.rms_norm").stdout.splitlines()
-    assert {line.split()[1] for line in lines} == {"channel_mixers.reglu", "norms.rms_norm"}
-    from hybridtf.cli.sources import kernels_of
+    found = [line.split()[0] for line in lines if line.startswith(("channel_mixers.", "norms."))]
+    assert found == ["channel_mixers.reglu", "norms.rms_norm"]
     from hybridtf.core import active
 
-    ours = {(kernel.op, kernel.name) for kernel in kernels_of("hybridtf")}
+    ours = {(kernel.op, kernel.name) for kernel in active().kernels_of("hybridtf")}
     assert ours <= {(op, kernel.name) for op in active().kernels.ops() for kernel in active().kernels.of(op)}
     assert ("ssd", "chunked") in ours
 
