@@ -55,12 +55,14 @@ def test_rows_of_documents() -> None:
 def test_pytest_runs_the_kit_over_an_installed_plugin(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "--pyargs", "hybridtf.testing", "-q"]
     result = subprocess.run(
-        [*command, "--hybridtf-plugin", "hybridtf-example"], cwd=tmp_path, env=CLEAN, capture_output=True, text=True, timeout=600,
+        [*command, "--hybridtf-plugin", "hybridtf-example"], cwd=tmp_path, env=CLEAN, capture_output=True, text=True,
+        timeout=600,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert " passed" in result.stdout
     wrong = subprocess.run(
-        [*command, "--hybridtf-plugin", "hybridtf-exampel"], cwd=tmp_path, env=CLEAN, capture_output=True, text=True, timeout=600,
+        [*command, "--hybridtf-plugin", "hybridtf-exampel"], cwd=tmp_path, env=CLEAN, capture_output=True, text=True,
+        timeout=600,
     )
     assert wrong.returncode != 0
     assert "Did you mean 'hybridtf-example'?" in wrong.stdout + wrong.stderr
