@@ -86,21 +86,29 @@ class MetaTokens(Combinator):
         keep: int = 0,
     ) -> tuple[Any, ...]:
         inner = state["mixer"].state if state else None
-        room = self._room(x, segments, inner)
         seen = Gathered(None)
-        call: dict[str, Any] = {"context": context, "keep": keep}
-        if room is None:
-            y = self.run("mixer", x, seen, segments=segments, state=inner, **call)
-        else:
-            learned = torch.cat([self.tokens, torch.zeros_like(self.tokens[:1])]).to(x.dtype)
-            wide = torch.cat([x, learned.expand(len(x), -1, -1)], 1)
-            wide = wide.gather(1, room.source[..., None].expand(-1, -1, x.shape[-1]))
-            y = self.run("mixer", wide, seen, segments=room.segments, state=inner, **call)
-            y = y.gather(1, room.places[..., None].expand(-1, -1, y.shape[-1]))
+        y = self._mixed(x, segments, inner, seen, {"context": context, "keep": keep})
         after: Any = state
         if state:
             after = {"seen": self._count(x, segments, state["seen"], keep), "mixer": OwnClock(seen.state["mixer"])}
         return (y, after, Extras({}, seen.losses)) if self.extra_results() else (y, after)
+
+    def _mixed(
+        self, x: Tensor, segments: Segments | None, inner: State | None, seen: Gathered, call: dict[str, Any]
+    ) -> Tensor:
+        """The mixer's outputs at x, the learned tokens put where documents begin."""
+        learned = self.tokens.to(x.dtype).expand(len(x), -1, -1)
+        held = leaves(inner)
+        if segments is None and x.shape[1] and (not held or held[0].untouched):
+            y = self.run("mixer", torch.cat([learned, x], 1), seen, segments=None, state=inner, **call)
+            return y[:, self.config.n_tokens :]
+        room = self._room(x, segments, inner)
+        if room is None:
+            return self.run("mixer", x, seen, segments=segments, state=inner, **call)
+        wide = torch.cat([x, learned, torch.zeros_like(learned[:, :1])], 1)
+        wide = wide.gather(1, room.source[..., None].expand(-1, -1, x.shape[-1]))
+        y = self.run("mixer", wide, seen, segments=room.segments, state=inner, **call)
+        return y.gather(1, room.places[..., None].expand(-1, -1, y.shape[-1]))
 
     def _count(self, x: Tensor, segments: Segments | None, seen: Fixed, keep: int) -> Fixed:
         """The tokens seen after the call, with the counts before each of the last ones."""
@@ -116,7 +124,7 @@ class MetaTokens(Combinator):
         """Where everything goes; None where no document begins in this call."""
         (b, t), n = x.shape[:2], self.config.n_tokens
         held = leaves(inner)
-        if segments is None and held and not held[0].untouched and bool((held[0].length > 0).all()):
+        if segments is None and held and bool((held[0].length > 0).all()):
             return None
         ids = x.new_ones(b, t, dtype=torch.int64) if segments is None else segments.ids
         continues = x.new_ones(b, dtype=torch.bool) if segments is None else segments.continues

@@ -38,6 +38,8 @@ def dealt(kind: str, slot: int, cards: Sequence[str]) -> str:
 
 
 def builds(kind: str, config: ComponentConfig) -> bool:
+    if getattr(config, "looks_ahead", False):
+        return False  # the stacks are causal
     try:
         Subject(kind, config, d_model=D_MODEL).build_plain()
     except HybridTFError:
