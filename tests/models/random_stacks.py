@@ -71,6 +71,8 @@ def drawable(kind: str) -> tuple[str, ...]:
     names = []
     for name in active()[kind].names():
         config = tiny(kind, name)
+        if getattr(config, "looks_ahead", False):
+            continue
         if kind in ("mixers", "channel_mixers"):
             subject = Subject(kind, config, d_model=D_MODEL)
             module = subject.build_plain()
