@@ -52,8 +52,8 @@ __all__ = [
     "GateOptions", "GatedRMSNorm", "GroupNormConfig", "LayerNorm", "LayerNormConfig", "LearnedPosition",
     "LearnedPositionConfig", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LowerBounds", "NTKScaling", "NoNorm",
     "NoNormConfig", "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig", "RopeScaling", "ShortConv", "ShortConvs",
-    "SinusoidalPosition", "SinusoidalPositionConfig", "TokenShift", "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype",
-    "activation", "l2_normalised", "log_forget", "token_positions", "told",
+    "SinusoidalPosition", "SinusoidalPositionConfig", "TokenShift", "XPos", "XPosConfig", "YarnScaling",
+    "accumulation_dtype", "activation", "l2_normalised", "log_forget", "token_positions", "told",
 ]
 
 

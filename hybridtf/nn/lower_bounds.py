@@ -59,4 +59,7 @@ def log_forget(f: Tensor, bound: Tensor | None) -> Tensor:
     limits = torch.finfo(wide.dtype)
     # A bound that rounding has brought to 0 or 1 has no logarithm to differentiate.
     bound = bound.to(wide.dtype).clamp(limits.tiny, 1 - limits.eps)
-    return torch.logaddexp(bound.log(), torch.log1p(-bound) + free)
+    lost = (1 - bound) * torch.sigmoid(-wide)
+    small = torch.logaddexp(bound.log(), torch.log1p(-bound) + free)
+    # Near 1, where that sum has no digits left, from what is forgotten.
+    return torch.where(lost < 0.5, torch.log1p(-lost.clamp(max=0.5)), small)

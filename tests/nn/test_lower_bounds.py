@@ -70,3 +70,6 @@ def test_the_gate_is_exact_and_has_gradients_at_its_limits() -> None:
             assert (log_a <= 0).all()
             for grad in torch.autograd.grad(log_a.sum(), (f, bound)):
                 assert grad.isfinite().all()
+    near_one = torch.tensor([8.0, 12.0, 15.0])
+    exact = log_forget(near_one.double(), torch.full((3,), 0.5, dtype=torch.float64))
+    torch.testing.assert_close(log_forget(near_one, torch.full((3,), 0.5)).double(), exact, rtol=1e-6, atol=0)
