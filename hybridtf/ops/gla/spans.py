@@ -1,0 +1,174 @@
+"""What happens in a span of ``gla``: pairs by halves, states by chunks. README.md has the derivation.
+
+Axes: b batch, c chunks of a span, l places in a chunk, g groups, r heads a group, n blocks of a chunk, w places in a block, k
+key width, v value width, d the width of the decay (k or v).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hybridtf.ops.span_op import Call, States
+
+
+class Cut(NamedTuple):
+    """How a span lies in chunks: ``count`` chunks of ``size`` tokens, each with room for ``room``, a power of two."""
+
+    count: int
+    size: int
+    room: int
+
+    def lay(self, x: Tensor, value: int = 0) -> Tensor:
+        """(b t ...) to (b c l ...), with ``value`` where there is no token."""
+        b, t = x.shape[:2]
+        rest = x.shape[2:]
+        x = _filled(x.reshape(b, t, -1), self.count * self.size - t, value).reshape(b, self.count, self.size, -1)
+        return _filled(x, self.room - self.size, value).reshape(b, self.count, self.room, *rest)
+
+    def join(self, y: Tensor, t: int) -> Tensor:
+        """(b c l ...) back to (b t ...)."""
+        return y[:, :, : self.size].flatten(1, 2)[:, :t]
+
+
+def _filled(x: Tensor, more: int, value: int) -> Tensor:
+    return F.pad(x, (0, 0, 0, more), value=value) if more else x
+
+
+def cut_of(t: int, chunk_size: int) -> Cut:
+    """Chunks over ``t`` tokens; a stretch shorter than a chunk is one of its own length."""
+    size = min(t, chunk_size)
+    return Cut(-(-t // size), size, 1 << (size - 1).bit_length())
+
+
+class Documents(NamedTuple):
+    """Which document each place of the chunks belongs to."""
+
+    ids: Tensor
+    """(b c l)"""
+    before: Tensor
+    """(b c) that of the state entering the chunk."""
+
+    @property
+    def last(self) -> Tensor:
+        return self.ids[:, :, -1]
+
+    def apart(self, width: int) -> Tensor:
+        """(b c 1 1 n w w) True where a place of the right half of a block may not see one of its left half."""
+        left, right = self.ids.unflatten(-1, (-1, 2, width)).unbind(-2)
+        return (right[..., :, None] != left[..., None, :])[:, :, None, None]
+
+
+def documents_of(call: Call, cut: Cut) -> Documents | None:
+    """None without segments. Places without a token belong to the document before them."""
+    if call.masks is None:
+        return None
+    ids = cut.lay(call.masks.ids[..., None], value=-2).squeeze(-1)
+    ids = torch.where(ids == -2, ids.amax(2, keepdim=True), ids)
+    return Documents(ids, torch.cat([call.masks.before[:, None], ids[:, :-1, -1]], 1))
+
+
+class Decays(NamedTuple):
+    """Factors between 0 and 1 of blocks of w places: products of what their tokens keep."""
+
+    until: Tensor
+    """(b c g 1 n w d) from the block's start to where the place reads."""
+    after: Tensor
+    """(b c g 1 n w d) from the place to the block's end."""
+    whole: Tensor
+    """(b c g 1 n 1 d)"""
+
+    @classmethod
+    def of_tokens(cls, kept: Tensor, read_before: bool) -> Decays:
+        """Blocks of one place each; ``kept`` (b c g 1 l d)."""
+        each = kept.unsqueeze(-2)
+        return cls(torch.ones_like(each) if read_before else each, torch.ones_like(each), each)
+
+    def halves(self) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Each factor of left and right blocks, side by side."""
+        return tuple((x[..., 0::2, :, :], x[..., 1::2, :, :]) for x in self)
+
+    def doubled(self) -> Decays:
+        """Those of blocks twice as wide."""
+        (until_l, until_r), (after_l, after_r), (whole_l, whole_r) = self.halves()
+        return Decays(
+            torch.cat([until_l, until_r * whole_l], -2), torch.cat([after_l * whole_r, after_r], -2), whole_l * whole_r
+        )
+
+
+def near(
+    q: Tensor, k: Tensor, v: Tensor, kept: Tensor, bonus: Tensor | None, of_keys: bool, documents: Documents | None
+) -> tuple[Tensor, Decays]:
+    """What each place reads of its own chunk (b c g r l v), and the decays of the whole chunk.
+
+    q (b c g r l k); k, v, kept (b c g 1 l .); bonus (g r 1 k).
+    """
+    own = q * k if bonus is None else q * k * bonus
+    y = (own.sum(-1, keepdim=True) * v).unsqueeze(-2)  # [b c g r n w v], w = 1
+    decays = Decays.of_tokens(kept, bonus is not None)
+    while y.shape[-3] > 1:
+        width = y.shape[-2]
+        blocks = (x.unflatten(-2, (-1, 2, width)) for x in (q, k, v))
+        reads, keys, values = (x[..., i, :, :] for x, i in zip(blocks, (1, 0, 0), strict=True))
+        until, after = decays.until[..., 1::2, :, :], decays.after[..., 0::2, :, :]
+        if of_keys:
+            reads, keys = reads * until, keys * after
+        else:
+            values = values * after
+        scores = reads @ keys.mT
+        if documents is not None:
+            scores = scores.masked_fill(documents.apart(width), 0)
+        found = scores @ values
+        found = found if of_keys else found * until
+        y = torch.cat([y[..., 0::2, :, :], y[..., 1::2, :, :] + found], -2)
+        decays = decays.doubled()
+    return y.squeeze(-3), decays
+
+
+def gla_span(call: Call, states: States) -> tuple[Tensor, States]:
+    """y (b t h v) and the state (b g k v) after a span."""
+    (state,) = states
+    (b, g, _, _), dtype, t = state.shape, state.dtype, call.n_tokens
+    cut, of_keys = cut_of(t, call["chunk_size"]), not call["of_values"]
+    q, k, v, log_a = (_load(call, cut, call[name], g, dtype) for name in ("q", "k", "v", "log_a"))
+    bonus = call["bonus"]
+    bonus = None if bonus is None else bonus.to(dtype).view(g, -1, 1, bonus.shape[-1])
+    documents = documents_of(call, cut)
+    log_a = log_a.clamp(min=-1000.0)
+    y, decays = near(q, k, v, log_a.exp(), bonus, of_keys, documents)
+    into, tail = (x.squeeze(-3) for x in (decays.until, decays.after))  # [b c g 1 l d]
+    whole = log_a.sum(-2).exp()  # [b c g 1 d]; not the product, which rounds at each token
+    if documents is not None:
+        into = into.masked_fill(_to_places(documents.ids != documents.before[..., None]), 0)
+        tail = tail.masked_fill(_to_places(documents.ids != documents.last[..., None]), 0)
+        whole = whole.masked_fill((documents.last != documents.before)[:, :, None, None, None], 0)
+    writes = ((k * tail).mT @ v if of_keys else k.mT @ (v * tail)).squeeze(3)  # [b c g k v]
+    entered, state = _walk(state, writes, whole.mT if of_keys else whole)
+    y = y + ((q * into) @ entered if of_keys else (q @ entered) * into)
+    y = y.permute(0, 1, 4, 2, 3, 5).flatten(3, 4)  # [b c l h v]
+    return cut.join(y, t), (state,)
+
+
+def _load(call: Call, cut: Cut, x: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """(b t heads width) as (b c g r l width) in the precision of the state, zero at pads."""
+    if call.masks is not None:
+        x = x.masked_fill(~call.masks.real[..., None, None], 0)
+    laid = cut.lay(x.to(dtype))
+    return laid.unflatten(3, (groups, -1)).permute(0, 1, 3, 4, 2, 5).contiguous()
+
+
+def _to_places(mask: Tensor) -> Tensor:
+    """(b c l) against (b c g r l d)."""
+    return mask[:, :, None, None, :, None]
+
+
+def _walk(state: Tensor, writes: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
+    """The state entering each chunk (b c g 1 k v), and the last one."""
+    entered = []
+    for write, kept in zip(writes.unbind(1), whole.unbind(1), strict=True):
+        entered.append(state)
+        state = torch.addcmul(write, state, kept)
+    return torch.stack(entered, 1).unsqueeze(3), state
