@@ -21,7 +21,7 @@ def check(
 ) -> None:
     """Raise :class:`ConfigError` where the arguments do not fit: k (b t g k), v (b t g v), log_a as the decay says."""
     if decay not in DECAYS:
-        raise ConfigError(f"gla: decay must be 'keys' or 'values'; got {decay!r}. {known_names(decay, DECAYS)}")
+        raise ConfigError(f"gla: no decay of {decay!r}. {known_names(decay, DECAYS)}")
     if k.ndim != 4 or v.ndim != 4 or k.shape[:3] != v.shape[:3]:
         raise ConfigError(f"gla: k must be (b t g k) and v (b t g v); got {tuple(k.shape)} and {tuple(v.shape)}")
     (b, t, g, n), p = k.shape, v.shape[3]

@@ -71,6 +71,12 @@ def documents_of(call: Call, cut: Cut) -> Documents | None:
     return Documents(ids, torch.cat([call.masks.before[:, None], ids[:, :-1, -1]], 1))
 
 
+def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(... n w d) as the blocks on the left and those on the right of a pair, each (... n/2 w d)."""
+    left, right = x.unflatten(-3, (-1, 2)).unbind(-3)
+    return left, right
+
+
 class Decays(NamedTuple):
     """Factors between 0 and 1 of blocks of w places: products of what their tokens keep."""
 
@@ -87,13 +93,9 @@ class Decays(NamedTuple):
         each = kept.unsqueeze(-2)
         return cls(torch.ones_like(each) if read_before else each, torch.ones_like(each), each)
 
-    def halves(self) -> tuple[tuple[Tensor, Tensor], ...]:
-        """Each factor of left and right blocks, side by side."""
-        return tuple((x[..., 0::2, :, :], x[..., 1::2, :, :]) for x in self)
-
     def doubled(self) -> Decays:
         """Those of blocks twice as wide."""
-        (until_l, until_r), (after_l, after_r), (whole_l, whole_r) = self.halves()
+        (until_l, until_r), (after_l, after_r), (whole_l, whole_r) = (halves(x) for x in self)
         return Decays(
             torch.cat([until_l, until_r * whole_l], -2), torch.cat([after_l * whole_r, after_r], -2), whole_l * whole_r
         )
@@ -113,7 +115,7 @@ def near(
         width = y.shape[-2]
         blocks = (x.unflatten(-2, (-1, 2, width)) for x in (q, k, v))
         reads, keys, values = (x[..., i, :, :] for x, i in zip(blocks, (1, 0, 0), strict=True))
-        until, after = decays.until[..., 1::2, :, :], decays.after[..., 0::2, :, :]
+        until, after = halves(decays.until)[1], halves(decays.after)[0]
         if of_keys:
             reads, keys = reads * until, keys * after
         else:
@@ -123,7 +125,8 @@ def near(
             scores = scores.masked_fill(documents.apart(width), 0)
         found = scores @ values
         found = found if of_keys else found * until
-        y = torch.cat([y[..., 0::2, :, :], y[..., 1::2, :, :] + found], -2)
+        left, right = halves(y)
+        y = torch.cat([left, right + found], -2)
         decays = decays.doubled()
     return y.squeeze(-3), decays
 
