@@ -8,6 +8,9 @@ from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
 from hybridtf.mixers import attention
 from hybridtf.mixers.attention import Attention, AttentionConfig
+from hybridtf.mixers.gla import GLA, GLAConfig
+from hybridtf.mixers.gsa import GSA, GSAConfig
+from hybridtf.mixers.hgrn2 import HGRN2, HGRN2Config
 from hybridtf.mixers.linear_attention import LinearAttention, LinearAttentionConfig
 from hybridtf.mixers.mamba import Mamba, MambaConfig
 from hybridtf.mixers.mamba2 import Mamba2, Mamba2Config
@@ -15,7 +18,7 @@ from hybridtf.mixers.rg_lru import GriffinRecurrent, GriffinRecurrentConfig, RGL
 from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfig, RNNConfig
 
 __all__ = [
-    "Attention", "AttentionConfig", "GRUConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "LSTMConfig",
+    "GLA", "GSA", "HGRN2", "Attention", "AttentionConfig", "GLAConfig", "GRUConfig", "GSAConfig", "HGRN2Config", "GriffinRecurrent", "GriffinRecurrentConfig", "LSTMConfig",
     "LinearAttention", "LinearAttentionConfig", "Mamba", "Mamba2", "Mamba2Config", "MambaConfig",
     "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig",
 ]
@@ -30,6 +33,9 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         RGLRUConfig,
         GriffinRecurrentConfig,
         LinearAttentionConfig,
+        GLAConfig,
+        HGRN2Config,
+        GSAConfig,
         RNNConfig,
         LSTMConfig,
         GRUConfig,

@@ -71,7 +71,7 @@ def test_equals_flas_loop_for_rwkv6(op) -> None:
 def test_equals_flas_loop_for_gated_slots(op) -> None:
     """Two passes, decay of values and then of keys, with a softmax between; one state for two heads of queries."""
     naive = peer("fla/ops/gsa/naive.py").naive_recurrent_gsa
-    q, k, slots, log_a, first = draw(2, 13, h=4, n=5, p=6, values=True)
+    q, k, slots, log_a, _ = draw(2, 13, h=4, n=5, p=6, values=True)
     v = torch.randn(2, 13, 2, 3, dtype=torch.float64, requires_grad=True)
     x = [q, k, v, slots, log_a]
     with StrictFloat64():

@@ -16,18 +16,17 @@ from hybridtf.ops.span_op import Call, States
 
 
 class Cut(NamedTuple):
-    """How a span lies in chunks: ``count`` chunks of ``size`` tokens, each with room for ``room``, a power of two."""
+    """How a span lies in chunks: ``chunks`` chunks of ``size`` tokens, each with room for ``room``, a power of two."""
 
-    count: int
+    chunks: int
     size: int
     room: int
 
     def lay(self, x: Tensor, value: int = 0) -> Tensor:
         """(b t ...) to (b c l ...), with ``value`` where there is no token."""
-        b, t = x.shape[:2]
         rest = x.shape[2:]
-        x = _filled(x.reshape(b, t, -1), self.count * self.size - t, value).reshape(b, self.count, self.size, -1)
-        return _filled(x, self.room - self.size, value).reshape(b, self.count, self.room, *rest)
+        x = _filled(x.flatten(2), self.chunks * self.size - x.shape[1], value).unflatten(1, (self.chunks, self.size))
+        return _filled(x, self.room - self.size, value).unflatten(-1, rest)
 
     def join(self, y: Tensor, t: int) -> Tensor:
         """(b c l ...) back to (b t ...)."""
@@ -59,7 +58,8 @@ class Documents(NamedTuple):
     def apart(self, width: int) -> Tensor:
         """(b c 1 1 n w w) True where a place of the right half of a block may not see one of its left half."""
         left, right = self.ids.unflatten(-1, (-1, 2, width)).unbind(-2)
-        return (right[..., :, None] != left[..., None, :])[:, :, None, None]
+        hidden: Tensor = (right[..., :, None] != left[..., None, :])[:, :, None, None]
+        return hidden
 
 
 def documents_of(call: Call, cut: Cut) -> Documents | None:
@@ -134,7 +134,7 @@ def near(
 def gla_span(call: Call, states: States) -> tuple[Tensor, States]:
     """y (b t h v) and the state (b g k v) after a span."""
     (state,) = states
-    (b, g, _, _), dtype, t = state.shape, state.dtype, call.n_tokens
+    g, dtype, t = state.shape[1], state.dtype, call.n_tokens
     cut, of_keys = cut_of(t, call["chunk_size"]), not call["of_values"]
     q, k, v, log_a = (_load(call, cut, call[name], g, dtype) for name in ("q", "k", "v", "log_a"))
     bonus = call["bonus"]
@@ -159,8 +159,8 @@ def _load(call: Call, cut: Cut, x: Tensor, groups: int, dtype: torch.dtype) -> T
     """(b t heads width) as (b c g r l width) in the precision of the state, zero at pads."""
     if call.masks is not None:
         x = x.masked_fill(~call.masks.real[..., None, None], 0)
-    laid = cut.lay(x.to(dtype))
-    return laid.unflatten(3, (groups, -1)).permute(0, 1, 3, 4, 2, 5).contiguous()
+    by_group: Tensor = cut.lay(x.to(dtype)).unflatten(3, (groups, -1))
+    return by_group.permute(0, 1, 3, 4, 2, 5).contiguous()
 
 
 def _to_places(mask: Tensor) -> Tensor:
