@@ -16,11 +16,36 @@ from hybridtf.mixers.mamba import Mamba, MambaConfig
 from hybridtf.mixers.mamba2 import Mamba2, Mamba2Config
 from hybridtf.mixers.rg_lru import GriffinRecurrent, GriffinRecurrentConfig, RGLRUConfig, RGLRUMixer
 from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfig, RNNConfig
+from hybridtf.mixers.rwkv6 import RWKV5, RWKV6, RWKV5Config, RWKV6Config
 
 __all__ = [
-    "GLA", "GSA", "HGRN2", "Attention", "AttentionConfig", "GLAConfig", "GRUConfig", "GSAConfig", "HGRN2Config", "GriffinRecurrent", "GriffinRecurrentConfig", "LSTMConfig",
-    "LinearAttention", "LinearAttentionConfig", "Mamba", "Mamba2", "Mamba2Config", "MambaConfig",
-    "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig",
+    "GLA",
+    "GSA",
+    "HGRN2",
+    "RWKV5",
+    "RWKV6",
+    "Attention",
+    "AttentionConfig",
+    "GLAConfig",
+    "GRUConfig",
+    "GSAConfig",
+    "GriffinRecurrent",
+    "GriffinRecurrentConfig",
+    "HGRN2Config",
+    "LSTMConfig",
+    "LinearAttention",
+    "LinearAttentionConfig",
+    "Mamba",
+    "Mamba2",
+    "Mamba2Config",
+    "MambaConfig",
+    "RGLRUConfig",
+    "RGLRUMixer",
+    "RNNConfig",
+    "RWKV5Config",
+    "RWKV6Config",
+    "Recurrent",
+    "RecurrentConfig",
 ]
 
 
@@ -36,6 +61,8 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         GLAConfig,
         HGRN2Config,
         GSAConfig,
+        RWKV5Config,
+        RWKV6Config,
         RNNConfig,
         LSTMConfig,
         GRUConfig,

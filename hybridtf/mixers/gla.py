@@ -75,7 +75,7 @@ class GLAConfig(SequenceMixerConfig):
 
 
 class GLA(RecurrentMixer):
-    """See :class:`GLAConfig`. Its state: one matrix S (b g k v) a kv head, and the convolutions' windows where there are some."""
+    """See :class:`GLAConfig`. Its state: one matrix S (b g k v) a kv head, and the windows of convolutions, if any."""
 
     def __init__(self, config: GLAConfig, ctx: BuildContext) -> None:
         super().__init__()

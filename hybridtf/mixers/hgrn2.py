@@ -60,7 +60,7 @@ class HGRN2Config(SequenceMixerConfig):
 
 
 class HGRN2(RecurrentMixer):
-    """See :class:`HGRN2Config`. Its state: one matrix S (b h k v) a head, and the convolutions' windows where there are some."""
+    """See :class:`HGRN2Config`. Its state: one matrix S (b h k v) a head, and the windows of convolutions, if any."""
 
     def __init__(self, config: HGRN2Config, ctx: BuildContext) -> None:
         super().__init__()
@@ -69,8 +69,9 @@ class HGRN2(RecurrentMixer):
         if d % width:
             raise ctx.error(f"d_model = {d} is not divisible by expand_ratio = {width}")
         self.n_heads = d // width
-        for name in ("q_proj", "f_proj", "i_proj", "out_proj"):
-            self.add_module(name, nn.Linear(d, d, bias=False, **ctx.factory))
+        self.q_proj, self.f_proj, self.i_proj, self.out_proj = (
+            nn.Linear(d, d, bias=False, **ctx.factory) for _ in range(4)
+        )
         self.bounds = LowerBounds(ctx.child("bounds"), "hgrn2") if config.lower_bound else None
         if self.bounds is not None:
             self.reads, self.writes = self.bounds.reads, self.bounds.writes

@@ -26,7 +26,8 @@ class Cut(NamedTuple):
         """(b t ...) to (b c l ...), with ``value`` where there is no token."""
         rest = x.shape[2:]
         x = _filled(x.flatten(2), self.chunks * self.size - x.shape[1], value).unflatten(1, (self.chunks, self.size))
-        return _filled(x, self.room - self.size, value).unflatten(-1, rest)
+        laid: Tensor = _filled(x, self.room - self.size, value).unflatten(-1, rest)
+        return laid
 
     def join(self, y: Tensor, t: int) -> Tensor:
         """(b c l ...) back to (b t ...)."""
