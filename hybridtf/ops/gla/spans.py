@@ -56,10 +56,9 @@ class Documents(NamedTuple):
     def last(self) -> Tensor:
         return self.ids[:, :, -1]
 
-    def apart(self, width: int) -> Tensor:
-        """(b c 1 1 n w w) True where a place of the right half of a block may not see one of its left half."""
-        left, right = self.ids.unflatten(-1, (-1, 2, width)).unbind(-2)
-        hidden: Tensor = (right[..., :, None] != left[..., None, :])[:, :, None, None]
+    def apart(self) -> Tensor:
+        """(b c 1 1 l l) True where the first place may not read the second, as of another document."""
+        hidden: Tensor = (self.ids[..., :, None] != self.ids[..., None, :])[:, :, None, None]
         return hidden
 
 
@@ -109,27 +108,50 @@ def near(
 
     q (b c g r l k); k, v, kept (b c g 1 l .); bonus (g r 1 k).
     """
-    own = q * k if bonus is None else q * k * bonus
-    y = (own.sum(-1, keepdim=True) * v).unsqueeze(-2)  # [b c g r n w v], w = 1
+    own = (q * k if bonus is None else q * k * bonus).sum(-1, keepdim=True)  # [b c g r l 1]
     decays = Decays.of_tokens(kept, bonus is not None)
-    while y.shape[-3] > 1:
-        width = y.shape[-2]
-        blocks = (x.unflatten(-2, (-1, 2, width)) for x in (q, k, v))
-        reads, keys, values = (x[..., i, :, :] for x, i in zip(blocks, (1, 0, 0), strict=True))
-        until, after = halves(decays.until)[1], halves(decays.after)[0]
-        if of_keys:
-            reads, keys = reads * until, keys * after
-        else:
-            values = values * after
-        scores = reads @ keys.mT
-        if documents is not None:
-            scores = scores.masked_fill(documents.apart(width), 0)
-        found = scores @ values
-        found = found if of_keys else found * until
+    return (_near_by_keys if of_keys else _near_by_values)(q, k, v, own, decays, documents)
+
+
+def _near_by_keys(
+    q: Tensor, k: Tensor, v: Tensor, own: Tensor, decays: Decays, documents: Documents | None
+) -> tuple[Tensor, Decays]:
+    """The scores of a block are those of its halves, and those of its right half with its left."""
+    scores = own.unsqueeze(-1)  # [b c g r n w w], w = 1
+    while (width := scores.shape[-1]) < q.shape[-2]:
+        reads = _blocks(q, width, 1) * halves(decays.until)[1]
+        keys = _blocks(k, width, 0) * halves(decays.after)[0]
+        left, right = halves(scores)
+        scores = torch.cat([F.pad(left, (0, width)), torch.cat([reads @ keys.mT, right], -1)], -2)
+        decays = decays.doubled()
+    scores = scores.squeeze(-3)
+    if documents is not None:
+        scores = scores.masked_fill(documents.apart(), 0)
+    return scores @ v, decays
+
+
+def _near_by_values(
+    q: Tensor, k: Tensor, v: Tensor, own: Tensor, decays: Decays, documents: Documents | None
+) -> tuple[Tensor, Decays]:
+    """Scores do not decay; a block's right half reads its left half's values at the border, and what it finds decays on."""
+    scores = q @ k.mT  # [b c g r l l]
+    if documents is not None:
+        scores = scores.masked_fill(documents.apart(), 0)
+    y = (own * v).unsqueeze(-2)  # [b c g r n w v], w = 1
+    while (width := y.shape[-2]) < q.shape[-2]:
+        values = _blocks(v, width, 0) * halves(decays.after)[0]
+        pairs = scores.unflatten(-2, (-1, 2, width)).unflatten(-1, (-1, 2, width))  # [b c g r n 2 w n 2 w]
+        low = pairs[..., 1, :, :, 0, :].diagonal(dim1=-4, dim2=-2).movedim(-1, -3)  # [b c g r n w w]
         left, right = halves(y)
-        y = torch.cat([left, right + found], -2)
+        y = torch.cat([left, right + (low @ values) * halves(decays.until)[1]], -2)
         decays = decays.doubled()
     return y.squeeze(-3), decays
+
+
+def _blocks(x: Tensor, width: int, side: int) -> Tensor:
+    """(... l d) as the blocks of ``width`` places on the left (0) or on the right (1) of a pair, (... n/2 w d)."""
+    part: Tensor = x.unflatten(-2, (-1, 2, width))[..., side, :, :]
+    return part
 
 
 def gla_span(call: Call, states: States) -> tuple[Tensor, States]:
