@@ -139,6 +139,5 @@ class GSA(RecurrentMixer):
         more = {"segments": segments, "chunk_size": self.config.chunk_size, "n_tokens": q.shape[1]}
         # Slots and scores stay in the precision of the decays: the softmax is of them.
         scores, K = self.write(q, k, slots, log_a, initial_state=first, decay="values", **more)
-        weights = scores.softmax(-1)
-        y, V = self.read(weights.to(q.dtype), slots, v, log_a, initial_state=second, **more)
+        y, V = self.read(scores.softmax(-1), slots, v, log_a, initial_state=second, **more)
         return y, {"K": K, "V": V}
