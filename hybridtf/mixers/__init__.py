@@ -9,6 +9,9 @@ from hybridtf.hookspecs import hookimpl
 from hybridtf.mixers import attention
 from hybridtf.mixers.attention import Attention, AttentionConfig
 from hybridtf.mixers.bidirectional import Bidirectional, BidirectionalConfig
+from hybridtf.mixers.gla import GLA, GLAConfig
+from hybridtf.mixers.gsa import GSA, GSAConfig
+from hybridtf.mixers.hgrn2 import HGRN2, HGRN2Config
 from hybridtf.mixers.linear_attention import LinearAttention, LinearAttentionConfig
 from hybridtf.mixers.lora import LoraMixer, LoraMixerConfig
 from hybridtf.mixers.mamba import Mamba, MambaConfig
@@ -18,19 +21,23 @@ from hybridtf.mixers.multi_scale import MultiScale, MultiScaleConfig
 from hybridtf.mixers.parallel import ParallelMixers, ParallelMixersConfig
 from hybridtf.mixers.rg_lru import GriffinRecurrent, GriffinRecurrentConfig, RGLRUConfig, RGLRUMixer
 from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfig, RNNConfig
+from hybridtf.mixers.rwkv6 import RWKV5, RWKV6, RWKV5Config, RWKV6Config
 
 __all__ = [
-    "Attention", "AttentionConfig", "Bidirectional", "BidirectionalConfig", "GRUConfig", "GriffinRecurrent",
-    "GriffinRecurrentConfig", "LSTMConfig", "LinearAttention", "LinearAttentionConfig", "LoraMixer", "LoraMixerConfig",
-    "Mamba", "Mamba2", "Mamba2Config", "MambaConfig", "MetaTokens", "MetaTokensConfig", "MultiScale", "MultiScaleConfig",
-    "ParallelMixers", "ParallelMixersConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig",
+    "GLA", "GSA", "HGRN2", "RWKV5", "RWKV6", "Attention", "AttentionConfig", "Bidirectional", "BidirectionalConfig",
+    "GLAConfig", "GRUConfig", "GSAConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "HGRN2Config", "LSTMConfig",
+    "LinearAttention", "LinearAttentionConfig", "LoraMixer", "LoraMixerConfig", "Mamba", "Mamba2", "Mamba2Config",
+    "MambaConfig", "MetaTokens", "MetaTokensConfig", "MultiScale", "MultiScaleConfig", "ParallelMixers",
+    "ParallelMixersConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "RWKV5Config", "RWKV6Config", "Recurrent",
+    "RecurrentConfig",
 ]
 
 
 @hookimpl
 def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
     return (
-        AttentionConfig, *attention.PRESETS,
+        AttentionConfig,
+        *attention.PRESETS,
         MambaConfig,
         Mamba2Config,
         RGLRUConfig,
@@ -44,4 +51,9 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         MetaTokensConfig,
         MultiScaleConfig,
         ParallelMixersConfig,
+        GLAConfig,
+        HGRN2Config,
+        GSAConfig,
+        RWKV5Config,
+        RWKV6Config,
     )

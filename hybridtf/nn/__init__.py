@@ -9,6 +9,7 @@ from hybridtf.hookspecs import hookimpl
 from hybridtf.nn.activations import Activation, GateOptions, activation
 from hybridtf.nn.feature_maps import FEATURE_MAPS, FeatureMap
 from hybridtf.nn.low_rank import Adapted, LoraLinear, LoraOptions, LowRank, merge_low_rank
+from hybridtf.nn.lower_bounds import LowerBounds, log_forget
 from hybridtf.nn.norms import (
     GatedRMSNorm,
     GroupNormConfig,
@@ -51,25 +52,18 @@ __all__ = [
     "FEATURE_MAPS", "RGLRU", "Activation", "Adapted", "Alibi", "AlibiConfig", "DropPath", "DynamicNTKScaling", "FeatureMap",
     "GateOptions", "GatedRMSNorm", "GroupNormConfig", "LayerNorm", "LayerNormConfig", "LearnedPosition",
     "LearnedPositionConfig", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank",
-    "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig",
-    "RopeScaling", "ShortConv", "ShortConvs", "SinusoidalPosition", "SinusoidalPositionConfig", "TokenShift", "XPos",
-    "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "l2_normalised", "merge_low_rank", "token_positions",
-    "told",
+    "LowerBounds", "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope",
+    "RopeConfig", "RopeScaling", "ShortConv", "ShortConvs", "SinusoidalPosition", "SinusoidalPositionConfig", "TokenShift",
+    "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "l2_normalised", "log_forget", "merge_low_rank",
+    "token_positions", "told",
 ]
 
 
 @hookimpl
 def hybridtf_norms() -> Sequence[type[ComponentConfig]]:
-    return (RMSNormConfig, LayerNormConfig, GroupNormConfig, NoNormConfig)
-
-
-@hookimpl
-def hybridtf_positions() -> Sequence[type[ComponentConfig]]:
     return (
-        NoPositionConfig,
-        RopeConfig,
-        XPosConfig,
-        AlibiConfig,
-        LearnedPositionConfig,
-        SinusoidalPositionConfig,
+        RMSNormConfig,
+        LayerNormConfig,
+        GroupNormConfig,
+        NoNormConfig,
     )

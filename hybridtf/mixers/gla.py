@@ -1,0 +1,143 @@
+"""Gated Linear Attention (https://arxiv.org/abs/2312.06635): each key channel of the state forgets at a rate of its own.
+
+    a_t = sigmoid(W_2 W_1 x_t + b)^(1 / gate_normaliser);   S_t = Diag(a_t) S_{t-1} + k_t v_t^T;   y_t = S_t^T q_t k^(-1/2)
+    out = out_proj(norm(y) * silu(gate_proj(x)))
+
+The norm is over each head's channels, with one weight for all heads.
+
+Axes: b batch, t time, d d_model, h heads, g kv heads, k key width of a head, v value width of a head.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+import torch.nn.functional as F
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from hybridtf.core import (
+    BuildContext,
+    Edges,
+    Fixed,
+    ParamSpec,
+    RecurrentMixer,
+    Segments,
+    SequenceMixerConfig,
+    State,
+)
+from hybridtf.core.init import fan_in
+from hybridtf.nn import GatedRMSNorm, RMSNorm, ShortConvs, accumulation_dtype
+
+
+class GLAConfig(SequenceMixerConfig):
+    """Gated Linear Attention."""
+
+    source: ClassVar[str] = "https://arxiv.org/abs/2312.06635"
+
+    type: Literal["gla"] = "gla"
+    n_heads: int = Field(default=4, gt=0)
+    n_kv_heads: int | None = Field(default=None, gt=0)
+    """Heads of keys, values, gates and states, each read by n_heads / n_kv_heads query heads in a row. None: ``n_heads``."""
+    expand_k: float = Field(default=0.5, gt=0)
+    """Width of all heads' queries, in d_model."""
+    expand_v: float = Field(default=1.0, gt=0)
+    """Width of all heads' outputs, in d_model."""
+    gate_rank: int = Field(default=16, gt=0)
+    """Of the two matrices that make the logits of the decay."""
+    gate_normaliser: float = Field(default=16.0, gt=0)
+    """The root that is taken of the gate: 16 lets a state live for long."""
+    output_gate: bool = True
+    d_conv: int | None = Field(default=None, gt=0)
+    """Width of short convolutions (with silu) on queries, keys and values, a variant of the published code. None: without."""
+    eps: float = Field(default=1e-5, gt=0)
+    chunk_size: int = Field(default=64, gt=0)
+    kernel: str = "auto"
+    conv_kernel: str = "auto"
+
+    @property
+    def states(self) -> int:
+        """How many states there are: one a kv head."""
+        return self.n_kv_heads or self.n_heads
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.n_heads % self.states:
+            raise ValueError(f"n_heads = {self.n_heads} is not divisible by n_kv_heads = {self.n_kv_heads}")
+        return self
+
+    @classmethod
+    def tiny(cls) -> Self:
+        return cls(n_heads=2, gate_rank=3, chunk_size=4)
+
+    def build(self, ctx: BuildContext) -> GLA:
+        return GLA(self, ctx)
+
+
+class GLA(RecurrentMixer):
+    """See :class:`GLAConfig`. Its state: one matrix S (b g k v) a kv head, and the windows of convolutions, if any."""
+
+    def __init__(self, config: GLAConfig, ctx: BuildContext) -> None:
+        super().__init__()
+        self.config = config
+        heads, states = config.n_heads, config.states
+        widths = {"expand_k": ctx.d_model * config.expand_k, "expand_v": ctx.d_model * config.expand_v}
+        for name, width in widths.items():
+            if width != round(width) or round(width) % heads:
+                raise ctx.error(f"{name} * d_model = {width:g} does not divide into n_heads = {heads} heads")
+        self.key_dim, self.v_dim = (round(width) // heads for width in widths.values())
+        self.q_proj = nn.Linear(ctx.d_model, heads * self.key_dim, bias=False, **ctx.factory)
+        self.k_proj = nn.Linear(ctx.d_model, states * self.key_dim, bias=False, **ctx.factory)
+        self.v_proj = nn.Linear(ctx.d_model, states * self.v_dim, bias=False, **ctx.factory)
+        self.decay_down_proj = nn.Linear(ctx.d_model, config.gate_rank, bias=False, **ctx.factory)
+        self.decay_up_proj = nn.Linear(config.gate_rank, states * self.key_dim, bias=True, **ctx.factory)
+        inner = heads * self.v_dim
+        self.gate_proj = nn.Linear(ctx.d_model, inner, bias=False, **ctx.factory) if config.output_gate else None
+        self.norm: GatedRMSNorm | RMSNorm = RMSNorm(ctx.child("norm", d_model=self.v_dim), config.eps)
+        if config.output_gate:
+            place = ctx.child("norm", d_model=inner)
+            self.norm = GatedRMSNorm(place, n_groups=heads, eps=config.eps, norm_first=True, shared_weight=True)
+        self.out_proj = nn.Linear(inner, ctx.d_model, bias=False, **ctx.factory)
+        self.convs = None
+        if config.d_conv is not None:
+            channels = {"q": heads * self.key_dim, "k": states * self.key_dim, "v": states * self.v_dim}
+            self.convs = ShortConvs(ctx.child("convs"), channels, config.d_conv, kernel=config.conv_kernel)
+        sizes = {"n_heads": heads, "n_groups": states, "head_dim": self.key_dim, "v_dim": self.v_dim}
+        self.gla = ctx.bind_kernel("gla", config.kernel, sizes=sizes)
+
+    def param_specs(self) -> dict[str, ParamSpec]:
+        return {"out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)}
+
+    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
+        shapes = {"S": (self.config.states, self.key_dim, self.v_dim)}
+        dtype = accumulation_dtype(self.gla.dtype)
+        memory: dict[str, State] = {"gla": Fixed.empty(batch_size, shapes, dtype=dtype, device=self.gla.device)}
+        return memory if self.convs is None else {**memory, "convs": self.convs.init_state(batch_size)}
+
+    def mix(
+        self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
+    ) -> tuple[Tensor, State | None]:
+        config = self.config
+        given = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
+        windows = None
+        if self.convs is not None:
+            given, windows = self.convs(given, segments, None if state is None else state["convs"])
+        q = given["q"].unflatten(-1, (config.n_heads, -1)) * self.key_dim**-0.5
+        k, v, gate = (y.unflatten(-1, (config.states, -1)) for y in (given["k"], given["v"], self._decay_logits(x)))
+        log_a = F.logsigmoid(gate.to(accumulation_dtype(gate.dtype))) / config.gate_normaliser  # [b, t, g, k]
+        y, S = self.gla(
+            q, k, v, log_a, initial_state=None if state is None else state["gla"]["S"], segments=segments,
+            chunk_size=config.chunk_size, n_tokens=x.shape[1],
+        )
+        if self.gate_proj is None:
+            out = self.out_proj(self.norm(y).flatten(-2))
+        else:
+            out = self.out_proj(self.norm(y.flatten(-2), self.gate_proj(x)))
+        if state is None:
+            return out, None
+        after = {"gla": state["gla"].advance({"S": S}, segments, x.shape[1])}
+        return out, after if windows is None else {**after, "convs": windows}
+
+    def _decay_logits(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.decay_up_proj(self.decay_down_proj(x))
+        return logits

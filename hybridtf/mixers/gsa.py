@@ -1,0 +1,143 @@
+"""Gated Slot Attention (https://arxiv.org/abs/2409.07146): softmax attention to a fixed number of slots that forget.
+
+    a_t = sigmoid(f_proj(x))^(1 / gate_normaliser), one a slot;   q, k, v = silu of their projections
+    K_t = K_{t-1} Diag(a_t) + k_t (1 - a_t)^T;   V_t = Diag(a_t) V_{t-1} + (1 - a_t) v_t^T
+    y_t = V_t^T softmax(K_t^T q_t);   out = out_proj(norm(silu(y)))
+
+Two passes of the op ``gla`` with a softmax over slots between them. The norm is over all heads' channels together.
+
+Axes: b batch, t time, d d_model, h heads, g kv heads, k key width of a head, m slots, v value width of a head.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from hybridtf.core import (
+    BuildContext,
+    Edges,
+    Fixed,
+    ParamSpec,
+    RecurrentMixer,
+    Segments,
+    SequenceMixerConfig,
+    State,
+)
+from hybridtf.core.init import fan_in
+from hybridtf.nn import RMSNorm, ShortConvs, accumulation_dtype
+
+
+class GSAConfig(SequenceMixerConfig):
+    """Gated Slot Attention."""
+
+    source: ClassVar[str] = "https://arxiv.org/abs/2409.07146"
+
+    type: Literal["gsa"] = "gsa"
+    n_heads: int = Field(default=4, gt=0)
+    n_kv_heads: int | None = Field(default=None, gt=0)
+    """Heads of keys, values, gates and slots, each read by n_heads / n_kv_heads query heads in a row. None: ``n_heads``."""
+    expand_k: float = Field(default=1.0, gt=0)
+    """Width of all heads' queries, in d_model."""
+    expand_v: float = Field(default=1.0, gt=0)
+    """Width of all heads' outputs, in d_model."""
+    n_slots: int = Field(default=64, gt=0)
+    """Of each kv head."""
+    gate_normaliser: float = Field(default=8.0, gt=0)
+    """The root that is taken of the gate: 8 lets a slot live for long."""
+    d_conv: int | None = Field(default=None, gt=0)
+    """Width of short convolutions (with silu) on queries, keys and values, a variant of the published code. None: without."""
+    eps: float = Field(default=1e-5, gt=0)
+    chunk_size: int = Field(default=64, gt=0)
+    kernel: str = "auto"
+    conv_kernel: str = "auto"
+
+    @property
+    def states(self) -> int:
+        """How many states there are: one a kv head."""
+        return self.n_kv_heads or self.n_heads
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.n_heads % self.states:
+            raise ValueError(f"n_heads = {self.n_heads} is not divisible by n_kv_heads = {self.n_kv_heads}")
+        return self
+
+    @classmethod
+    def tiny(cls) -> Self:
+        return cls(n_heads=4, n_kv_heads=2, n_slots=3, chunk_size=4)
+
+    def build(self, ctx: BuildContext) -> GSA:
+        return GSA(self, ctx)
+
+
+class GSA(RecurrentMixer):
+    """See :class:`GSAConfig`. Its state: K (b g k m) and V (b g m v), and the convolutions' windows where there are some."""
+
+    def __init__(self, config: GSAConfig, ctx: BuildContext) -> None:
+        super().__init__()
+        self.config = config
+        heads, states, slots = config.n_heads, config.states, config.n_slots
+        widths = {"expand_k": ctx.d_model * config.expand_k, "expand_v": ctx.d_model * config.expand_v}
+        for name, width in widths.items():
+            if width != round(width) or round(width) % heads:
+                raise ctx.error(f"{name} * d_model = {width:g} does not divide into n_heads = {heads} heads")
+        self.key_dim, self.v_dim = (round(width) // heads for width in widths.values())
+        self.q_proj = nn.Linear(ctx.d_model, heads * self.key_dim, bias=False, **ctx.factory)
+        self.k_proj = nn.Linear(ctx.d_model, states * self.key_dim, bias=False, **ctx.factory)
+        self.v_proj = nn.Linear(ctx.d_model, states * self.v_dim, bias=False, **ctx.factory)
+        self.f_proj = nn.Linear(ctx.d_model, states * slots, bias=False, **ctx.factory)
+        self.norm = RMSNorm(ctx.child("norm", d_model=heads * self.v_dim), config.eps)
+        self.out_proj = nn.Linear(heads * self.v_dim, ctx.d_model, bias=False, **ctx.factory)
+        self.convs = None
+        if config.d_conv is not None:
+            channels = {"q": heads * self.key_dim, "k": states * self.key_dim, "v": states * self.v_dim}
+            self.convs = ShortConvs(ctx.child("convs"), channels, config.d_conv, kernel=config.conv_kernel)
+        shared = {"n_heads": heads, "n_groups": states}
+        self.write = ctx.bind_kernel("gla", config.kernel, sizes={**shared, "head_dim": self.key_dim, "v_dim": slots})
+        self.read = ctx.bind_kernel("gla", config.kernel, sizes={**shared, "head_dim": slots, "v_dim": self.v_dim})
+
+    def param_specs(self) -> dict[str, ParamSpec]:
+        return {"out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)}
+
+    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
+        states, slots = self.config.states, self.config.n_slots
+        shapes = {"K": (states, self.key_dim, slots), "V": (states, slots, self.v_dim)}
+        dtype = accumulation_dtype(self.read.dtype)
+        memory: dict[str, State] = {"slots": Fixed.empty(batch_size, shapes, dtype=dtype, device=self.read.device)}
+        return memory if self.convs is None else {**memory, "convs": self.convs.init_state(batch_size)}
+
+    def mix(
+        self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
+    ) -> tuple[Tensor, State | None]:
+        config = self.config
+        given = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
+        windows = None
+        if self.convs is not None:
+            given, windows = self.convs(given, segments, None if state is None else state["convs"])
+        q = F.silu(given["q"]).unflatten(-1, (config.n_heads, -1))
+        k, v = (F.silu(given[name]).unflatten(-1, (config.states, -1)) for name in ("k", "v"))
+        f = self.f_proj(x).unflatten(-1, (config.states, -1))
+        log_a = F.logsigmoid(f.to(accumulation_dtype(f.dtype))) / config.gate_normaliser  # [b, t, g, m]
+        y, memory = self._attend(q, k, v, log_a, segments, None if state is None else state["slots"])
+        out = self.out_proj(self.norm(F.silu(y.flatten(-2))))
+        if state is None:
+            return out, None
+        after = {"slots": state["slots"].advance(memory, segments, x.shape[1])}
+        return out, after if windows is None else {**after, "convs": windows}
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, segments: Segments | None, memory: State | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """y (b t h v), and K and V after it."""
+        slots = -torch.expm1(log_a)
+        first, second = (None, None) if memory is None else (memory["K"], memory["V"])
+        more = {"segments": segments, "chunk_size": self.config.chunk_size, "n_tokens": q.shape[1]}
+        # Slots and scores stay in the precision of the decays: the softmax is of them.
+        scores, K = self.write(q, k, slots, log_a, initial_state=first, decay="values", **more)
+        y, V = self.read(scores.softmax(-1), slots, v, log_a, initial_state=second, **more)
+        return y, {"K": K, "V": V}
