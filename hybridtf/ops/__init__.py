@@ -6,25 +6,29 @@ from collections.abc import Sequence
 
 from hybridtf.core import Kernel, OpCase
 from hybridtf.hookspecs import hookimpl
-from hybridtf.ops import attention, grouped_linear, linear_scan, rnn, selective_scan, short_conv, ssd
+from hybridtf.ops import attention, dplr, grouped_linear, linear_scan, rnn, selective_scan, short_conv, ssd, wkv
 
 
 @hookimpl
 def hybridtf_kernels() -> Sequence[Kernel]:
     return (
         *attention.KERNELS,
+        *dplr.KERNELS,
         *linear_scan.KERNELS,
         *rnn.KERNELS,
         *selective_scan.KERNELS,
         *grouped_linear.KERNELS,
         *short_conv.KERNELS,
         *ssd.KERNELS,
+        *wkv.KERNELS,
     )
 
 
 @hookimpl
 def hybridtf_op_cases() -> Sequence[OpCase]:
     return (
+        *dplr.CASES,
         *selective_scan.CASES,
         *ssd.CASES,
+        *wkv.CASES,
     )
