@@ -8,10 +8,14 @@ from hybridtf.channel_mixers import glu, mlp, moe
 from hybridtf.channel_mixers.glu import GLU, GLUConfig
 from hybridtf.channel_mixers.mlp import MLP, MLPConfig
 from hybridtf.channel_mixers.moe import MoE, MoEConfig
+from hybridtf.channel_mixers.rwkv import RWKV4ChannelConfig, RWKV6ChannelConfig, RWKV7ChannelConfig, RWKVChannel
 from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
 
-__all__ = ["GLU", "MLP", "GLUConfig", "MLPConfig", "MoE", "MoEConfig"]
+__all__ = [
+    "GLU", "MLP", "GLUConfig", "MLPConfig", "MoE", "MoEConfig", "RWKV4ChannelConfig", "RWKV6ChannelConfig",
+    "RWKV7ChannelConfig", "RWKVChannel",
+]
 
 
 @hookimpl
@@ -20,6 +24,9 @@ def hybridtf_channel_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         MLPConfig,
         GLUConfig,
         MoEConfig,
+        RWKV4ChannelConfig,
+        RWKV6ChannelConfig,
+        RWKV7ChannelConfig,
         *mlp.PRESETS,
         *glu.PRESETS,
         *moe.PRESETS,

@@ -13,11 +13,14 @@ from hybridtf.mixers.mamba import Mamba, MambaConfig
 from hybridtf.mixers.mamba2 import Mamba2, Mamba2Config
 from hybridtf.mixers.rg_lru import GriffinRecurrent, GriffinRecurrentConfig, RGLRUConfig, RGLRUMixer
 from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfig, RNNConfig
+from hybridtf.mixers.rwkv4 import RWKV4, RWKV4Config
+from hybridtf.mixers.rwkv7 import RWKV7, RWKV7Config
 
 __all__ = [
     "Attention", "AttentionConfig", "GRUConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "LSTMConfig",
     "LinearAttention", "LinearAttentionConfig", "Mamba", "Mamba2", "Mamba2Config", "MambaConfig",
-    "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig",
+    "RGLRUConfig", "RGLRUMixer", "RNNConfig", "RWKV4", "RWKV7", "RWKV4Config", "RWKV7Config", "Recurrent",
+    "RecurrentConfig",
 ]
 
 
@@ -33,4 +36,6 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         RNNConfig,
         LSTMConfig,
         GRUConfig,
+        RWKV4Config,
+        RWKV7Config,
     )
