@@ -8,6 +8,8 @@ from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
 from hybridtf.mixers import attention
 from hybridtf.mixers.attention import Attention, AttentionConfig
+from hybridtf.mixers.comba import Comba, CombaConfig
+from hybridtf.mixers.gdn2 import GDN2, GDN2Config
 from hybridtf.mixers.linear_attention import LinearAttention, LinearAttentionConfig
 from hybridtf.mixers.mamba import Mamba, MambaConfig
 from hybridtf.mixers.mamba2 import Mamba2, Mamba2Config
@@ -17,7 +19,8 @@ from hybridtf.mixers.rwkv4 import RWKV4, RWKV4Config
 from hybridtf.mixers.rwkv7 import RWKV7, RWKV7Config
 
 __all__ = [
-    "Attention", "AttentionConfig", "GRUConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "LSTMConfig",
+    "GDN2", "Attention", "AttentionConfig", "Comba", "CombaConfig", "GDN2Config", "GRUConfig", "GriffinRecurrent",
+    "GriffinRecurrentConfig", "LSTMConfig",
     "LinearAttention", "LinearAttentionConfig", "Mamba", "Mamba2", "Mamba2Config", "MambaConfig",
     "RGLRUConfig", "RGLRUMixer", "RNNConfig", "RWKV4", "RWKV7", "RWKV4Config", "RWKV7Config", "Recurrent",
     "RecurrentConfig",
@@ -38,4 +41,6 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         GRUConfig,
         RWKV4Config,
         RWKV7Config,
+        CombaConfig,
+        GDN2Config,
     )
