@@ -35,7 +35,7 @@ from hybridtf.nn import GatedRMSNorm, ShortConvs, accumulation_dtype, l2_normali
 
 
 class CombaConfig(SequenceMixerConfig):
-    """Comba, in the form with a scalar plus low rank (SPLR) that the paper recommends."""
+    """Comba, in the paper's form with a transition that is a scalar plus low rank."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2506.02475"
 

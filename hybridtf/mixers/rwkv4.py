@@ -1,7 +1,8 @@
 """RWKV-4 time mixing (https://arxiv.org/abs/2305.13048): a decaying mean of values with weights exp(k), gated.
 
     x^z_t = mu_z x_t + (1 - mu_z) x_{t-1}  for z in r, k, v;   w = -exp(time_decay)
-    wkv_t = (sum_{s<t} e^((t-1-s) w + k_s) v_s + e^(u + k_t) v_t) / (the same with 1 for v);   out = out_proj(sigmoid(r_t) wkv_t)
+    wkv_t = (sum_{s<t} e^((t-1-s) w + k_s) v_s + e^(u + k_t) v_t) / (the same with 1 for v)
+    out = out_proj(sigmoid(r_t) wkv_t)
 
 Axes: b batch, t time, d d_model, c channels.
 """
@@ -58,8 +59,7 @@ class RWKV4(RecurrentMixer):
         self.depth = depth(ctx)
         width, inner = ctx.d_model, config.d_inner or ctx.d_model
         self.shift = TokenShift(ctx.child("shift"))
-        for name in ("mix_r", "mix_k", "mix_v"):
-            self.register_parameter(name, nn.Parameter(torch.empty(width, **ctx.factory)))
+        self.mix_r, self.mix_k, self.mix_v = (nn.Parameter(torch.empty(width, **ctx.factory)) for _ in range(3))
         self.r_proj = nn.Linear(width, inner, bias=False, **ctx.factory)
         self.k_proj = nn.Linear(width, inner, bias=False, **ctx.factory)
         self.v_proj = nn.Linear(width, inner, bias=False, **ctx.factory)

@@ -7,6 +7,9 @@
     out = out_proj(g (head_norm(S_t^T r_t) + (sum r_t k~_t r_k) v_t))
 
 Axes: b batch, t time, d d_model, h heads, k head_dim.
+
+No outside reference of the whole layer was run: its recurrence is held against fla's loop, the layer against a loop from the
+paper's equations.
 """
 
 from __future__ import annotations
@@ -39,8 +42,8 @@ FIRST_VALUES = "rwkv7_first_values"
 
 
 class RWKV7Config(SequenceMixerConfig):
-    """RWKV-7's mixer. Its channel mixer is ``rwkv7_channel``. Ranks that are None follow the paper's sizes: steps of 32
-    near 1.8, 1.8, 1.3 times sqrt(d_model) for decay, a and v, and near 0.6 d_model^0.8 for the gate."""
+    """RWKV-7's mixer. Its channel mixer is ``rwkv7_channel``. Ranks that are None follow the published models:
+    the multiples of 32 nearest 1.8, 1.8 and 1.3 times sqrt(d_model) for decay, a and v, and 0.6 d_model^0.8 for the gate."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2503.14456"
 
@@ -92,9 +95,9 @@ class RWKV7(RecurrentMixer):
         self.shift = TokenShift(ctx.child("shift"))
         for name in "rwkvag":
             self.register_parameter(f"mix_{name}", nn.Parameter(torch.empty(width, **factory)))
-        for name in ("k_k", "k_a", "r_k"):
-            self.register_parameter(name, nn.Parameter(torch.empty(width, **factory)))
-        self.r_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(width, width, bias=False, **factory) for _ in range(4))
+        self.k_k, self.k_a, self.r_k = (nn.Parameter(torch.empty(width, **factory)) for _ in range(3))
+        linear = [nn.Linear(width, width, bias=False, **factory) for _ in range(4)]
+        self.r_proj, self.k_proj, self.v_proj, self.out_proj = linear
         ranks = config.ranks(width)
         self.w_lora = LowRank(ctx.child("w_lora"), ranks["decay"], width, bias=True, between="tanh")
         self.a_lora = LowRank(ctx.child("a_lora"), ranks["a"], width, bias=True)
@@ -171,8 +174,7 @@ class RWKV7(RecurrentMixer):
         a = torch.sigmoid(self.a_lora(mixed["a"]))
         erased = l2_normalised(self._heads(k * self.k_k.to(dtype)), eps=1e-12)
         k = k * (1 + (a - 1) * self.k_a.to(dtype))
-        heads = [self._heads(z) for z in (r, k, v, log_w, a)]
-        r, k, values, log_w, a = heads
+        r, k, values, log_w, a = (self._heads(z) for z in (r, k, v, log_w, a))
         y, S = self.dplr(
             r, k, values, log_w, a * erased, -erased, initial_state=None if state is None else state["S"], segments=segments,
             chunk_size=self.config.chunk_size, n_tokens=v.shape[1],

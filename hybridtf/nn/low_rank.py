@@ -26,7 +26,8 @@ class LowRank(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(... d) to (... d_out)."""
         middle = self.down_proj(x)
-        return self.up_proj(middle if self.between is None else _BETWEEN[self.between](middle))
+        y: Tensor = self.up_proj(middle if self.between is None else _BETWEEN[self.between](middle))
+        return y
 
     def extra_repr(self) -> str:
         return f"between={self.between}"

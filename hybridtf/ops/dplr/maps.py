@@ -74,7 +74,7 @@ def _across(x: Tensor, y: Tensor, decays: Decays, ids: Tensor | None, size: int)
     reads = _halves(x, size)[1] * _halves(decays.earlier, size)[1][..., None, :]
     writes = _halves(y, size)[0] * _halves(decays.later, size)[0][..., None, :]
     product = reads.reshape(-1, 2 * size, x.shape[-1]) @ writes.reshape(-1, 2 * size, x.shape[-1]).mT
-    pairs = product.unflatten(2, (size, 2)).unflatten(1, (size, 2))
+    pairs: Tensor = product.unflatten(2, (size, 2)).unflatten(1, (size, 2))
     if ids is None:
         return pairs
     first, second = (half.reshape(-1, size) for half in _halves(ids, size))

@@ -22,7 +22,8 @@ def check(
         if x is not None and x.shape != k.shape:
             raise ConfigError(f"dplr: {name} must have the shape of k {tuple(k.shape)}; got {tuple(x.shape)}")
     if log_w.shape not in ((b, t, h, n), (b, t, h, 1)):
-        raise ConfigError(f"dplr: log_w must be {(b, t, h, n)}, or {(b, t, h, 1)} for one decay a head; got {tuple(log_w.shape)}")
+        shapes = f"{(b, t, h, n)}, or {(b, t, h, 1)} for one decay a head"
+        raise ConfigError(f"dplr: log_w must be {shapes}; got {tuple(log_w.shape)}")
     if initial_state is not None and initial_state.shape != (b, h, n, p):
         raise ConfigError(f"dplr: initial_state must be (b h k p) = {(b, h, n, p)}; got {tuple(initial_state.shape)}")
     if segments is not None and segments.ids.shape != (b, t):

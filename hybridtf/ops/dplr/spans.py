@@ -24,7 +24,8 @@ def chunk_length(chunk_size: int, n_tokens: int) -> int:
 
 def span_length(call: Call) -> int:
     """Tokens of a span: as many chunks as keep the largest tensor within a budget."""
-    k, size = call["k"], 1 << (call["chunk_size"].bit_length() - 1)
+    k: Tensor = call["k"]
+    size: int = 1 << (call["chunk_size"].bit_length() - 1)
     return size * chunks_at_once(k.shape[0] * k.shape[2] * size * (2 * k.shape[3] + size), k.device)
 
 
@@ -61,7 +62,8 @@ def in_chunks(call: Call) -> tuple[Tokens, Documents | None]:
         if masks is not None:
             x = x.masked_fill(~masks.real[:, :, None, None], 0)
         x = F.pad(x.to(dtype), (0, 0, 0, 0, 0, missing))
-        return x.unflatten(1, (-1, size)).transpose(2, 3).contiguous()
+        chunks: Tensor = x.unflatten(1, (-1, size))
+        return chunks.transpose(2, 3).contiguous()
 
     given = {name: chunked(call[name]) for name in NAMES}
     given["log_w"] = given["log_w"].clamp(min=-1000.0)  # exp is 0 in float64 already, and -inf is nothing to add

@@ -35,4 +35,4 @@ def wkv_chunked(
     else:
         y, found = _OP((k, v), (log_w, u), (chunk_size,), segments, tuple(state))
         last = Sums(*found)
-    return y, tuple(closed(last))
+    return y, closed(last)

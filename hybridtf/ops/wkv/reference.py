@@ -45,7 +45,7 @@ def wkv_reference(
         new = merged(shifted(state, log_w, None), Sums(v_t, one, k_t))
         state = new if real is None else _where(real[i], new, state)
     y = torch.stack(out, 1) if out else torch.zeros_like(values)
-    return mask_pads(y, segments).to(v.dtype), tuple(closed(state))
+    return mask_pads(y, segments).to(v.dtype), closed(state)
 
 
 def _where(rows: Tensor, yes: Sums, no: Sums) -> Sums:

@@ -5,6 +5,7 @@ Axes: b batch, t time, n chunks, l places of a chunk, c channels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -34,7 +35,8 @@ def chunk_length(chunk_size: int, n_tokens: int) -> int:
 
 def span_length(call: Call) -> int:
     """Tokens of a span: as many chunks as keep its tensors within a budget."""
-    k, size = call["k"], 1 << (call["chunk_size"].bit_length() - 1)
+    k: Tensor = call["k"]
+    size: int = 1 << (call["chunk_size"].bit_length() - 1)
     return size * chunks_at_once(k.shape[0] * k.shape[2] * size, k.device)
 
 
@@ -90,7 +92,7 @@ def _before(upto: Sums, places: _Places) -> Sums:
 def _walk(upto: Sums, log_w: Tensor, places: _Places, state: Sums) -> tuple[Sums, Sums]:
     """The states before each chunk (b n 1 c), and the one after the last (b c)."""
     steps = (places.upto[:, :, -1] * log_w).unbind(1)
-    same = [None] * len(steps)
+    same: Sequence[Tensor | None] = [None] * len(steps)
     if places.ids is not None and places.before is not None:
         same = (places.ids[:, :, -1] == places.before[:, :, 0]).unbind(1)
     before = []
@@ -107,9 +109,11 @@ def _in_chunks(call: Call, size: int, dtype: torch.dtype) -> tuple[Tensor, Tenso
     real = torch.ones(1, n_tokens, 1, dtype=torch.bool, device=call["k"].device) if masks is None else masks.real[..., None]
 
     def chunked(x: Tensor) -> Tensor:
-        return F.pad(x, (0, 0, 0, missing)).unflatten(1, (-1, size))
+        chunks: Tensor = F.pad(x, (0, 0, 0, missing)).unflatten(1, (-1, size))
+        return chunks
 
-    keys, values = (chunked(x.masked_fill(~real, 0).to(dtype) if masks is not None else x.to(dtype)) for x in (call["k"], call["v"]))
+    given = [call["k"], call["v"]] if masks is None else [x.masked_fill(~real, 0) for x in (call["k"], call["v"])]
+    keys, values = (chunked(x.to(dtype)) for x in given)
     real = chunked(real)
     ids = before = None
     if masks is not None:

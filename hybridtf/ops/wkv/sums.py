@@ -74,6 +74,6 @@ def opened(
     return Sums(num, den, torch.where(den > 0, top, LOW))
 
 
-def closed(sums: Sums) -> Sums:
+def closed(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
     """The state to hand out: zeros where there is nothing yet."""
-    return Sums(sums.num, sums.den, sums.max.masked_fill(sums.den <= 0, 0))
+    return sums.num, sums.den, sums.max.masked_fill(sums.den <= 0, 0)
