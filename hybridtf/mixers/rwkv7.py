@@ -61,7 +61,8 @@ class RWKV7Config(SequenceMixerConfig):
 
     @classmethod
     def tiny(cls) -> Self:
-        return cls(head_dim=4, decay_rank=3, a_rank=3, v_rank=2, gate_rank=3, chunk_size=4)
+        # Writes wherever it stands, so that a stack may begin with any layer.
+        return cls(head_dim=4, decay_rank=3, a_rank=3, v_rank=2, gate_rank=3, first_values="write", chunk_size=4)
 
     def build(self, ctx: BuildContext) -> RWKV7:
         return RWKV7(self, ctx)

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from hybridtf.core import BuildContext, ConfigError
 from hybridtf.mixers import RWKV7Config
 from hybridtf.mixers.rwkv7 import FIRST_VALUES
+from hybridtf.models import LanguageModelConfig
+from hybridtf.testing import Subject, run_law
 from tests.mixers.plain_parts import built, given, same, shifted
 
 WIDTH, HEAD = 12, 4
@@ -74,6 +76,28 @@ def test_who_writes_and_who_reads() -> None:
     assert edges("by_layer", 0) == edges("write", 2) == (True, False, False)
     assert edges("by_layer", 2) == edges("read", 1) == (False, True, True)
     assert edges("none", 0) == edges("none", 3) == (False, False, False)
+
+
+@pytest.mark.parametrize("law", ["cut", "segment", "lora"])
+def test_a_reading_layer_keeps_the_laws(law: str) -> None:
+    run_law(Subject("mixers", RWKV7Config.tiny().model_copy(update={"first_values": "read"})), law)
+
+
+def test_layers_of_a_model_share_the_first_values() -> None:
+    """The first layer writes and the others read, in pieces as in one call."""
+    layer = {"mixer": CONFIG.to_dict(), "channel_mixer": {"type": "rwkv7_channel", "d_ff": 16}}
+    config = LanguageModelConfig(vocab_size=11, d_model=WIDTH, n_layers=3, pattern="k*", blocks={"k": layer})
+    model = config.build(BuildContext(d_model=WIDTH, param_dtype=torch.float64)).eval()
+    ids = torch.randint(11, (2, 9), generator=torch.Generator().manual_seed(1))
+    whole = model(ids).logits
+    state, parts = model.init_state(2), []
+    for part in ids.split([4, 1, 3, 1], dim=1):
+        out = model(part, state=state)
+        state = out.state
+        parts.append(out.logits)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-9, atol=1e-9)
+    reads = [bool(block.mixer.reads) for block in model.stack.layers.values()]
+    assert reads == [False, True, True]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What every form of the op checks before it computes: shapes that fit together, and decays fit for sums."""
+"""What every form of the op checks before it computes: shapes that fit together; and the state it starts from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import carried_state, mask_pads
+from hybridtf.ops.documents import carried_state
 
 
 def check(
@@ -39,8 +39,3 @@ def start_state(
     if initial_state is None:
         return v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3], dtype=dtype)
     return carried_state(initial_state, dtype, segments)
-
-
-def log_steps(log_w: Tensor, segments: Segments | None, dtype: torch.dtype) -> Tensor:
-    """``log_w`` for sums: no decay at pads, and no -inf: exp(-1000) is 0 in float64 too: the bound changes nothing."""
-    return mask_pads(log_w, segments).to(dtype).clamp(min=-1000.0)

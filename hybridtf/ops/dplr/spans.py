@@ -65,9 +65,8 @@ def in_chunks(call: Call) -> tuple[Tokens, Documents | None]:
         chunks: Tensor = x.unflatten(1, (-1, size))
         return chunks.transpose(2, 3).contiguous()
 
-    given = {name: chunked(call[name]) for name in NAMES}
-    given["log_w"] = given["log_w"].clamp(min=-1000.0)  # exp is 0 in float64 already, and -inf is nothing to add
-    return Tokens(**given), None if masks is None else _documents(masks, missing, size)
+    tokens = Tokens(**{name: chunked(call[name]) for name in NAMES})
+    return tokens, None if masks is None else _documents(masks, missing, size)
 
 
 def _documents(masks: Masks, missing: int, size: int) -> Documents:
