@@ -9,10 +9,14 @@ from hybridtf.channel_mixers.glu import GLU, GLUConfig
 from hybridtf.channel_mixers.lora import LoraChannelMixer, LoraChannelMixerConfig
 from hybridtf.channel_mixers.mlp import MLP, MLPConfig
 from hybridtf.channel_mixers.moe import MoE, MoEConfig
+from hybridtf.channel_mixers.rwkv import RWKV4ChannelConfig, RWKV6ChannelConfig, RWKV7ChannelConfig, RWKVChannel
 from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
 
-__all__ = ["GLU", "MLP", "GLUConfig", "LoraChannelMixer", "LoraChannelMixerConfig", "MLPConfig", "MoE", "MoEConfig"]
+__all__ = [
+    "GLU", "MLP", "GLUConfig", "LoraChannelMixer", "LoraChannelMixerConfig", "MLPConfig", "MoE", "MoEConfig",
+    "RWKV4ChannelConfig", "RWKV6ChannelConfig", "RWKV7ChannelConfig", "RWKVChannel",
+]
 
 
 @hookimpl
@@ -25,4 +29,7 @@ def hybridtf_channel_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         *mlp.PRESETS,
         *glu.PRESETS,
         *moe.PRESETS,
+        RWKV4ChannelConfig,
+        RWKV6ChannelConfig,
+        RWKV7ChannelConfig,
     )

@@ -9,6 +9,8 @@ from hybridtf.hookspecs import hookimpl
 from hybridtf.mixers import attention
 from hybridtf.mixers.attention import Attention, AttentionConfig
 from hybridtf.mixers.bidirectional import Bidirectional, BidirectionalConfig
+from hybridtf.mixers.comba import Comba, CombaConfig
+from hybridtf.mixers.gdn2 import GDN2, GDN2Config
 from hybridtf.mixers.gla import GLA, GLAConfig
 from hybridtf.mixers.gsa import GSA, GSAConfig
 from hybridtf.mixers.hgrn2 import HGRN2, HGRN2Config
@@ -21,15 +23,17 @@ from hybridtf.mixers.multi_scale import MultiScale, MultiScaleConfig
 from hybridtf.mixers.parallel import ParallelMixers, ParallelMixersConfig
 from hybridtf.mixers.rg_lru import GriffinRecurrent, GriffinRecurrentConfig, RGLRUConfig, RGLRUMixer
 from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfig, RNNConfig
+from hybridtf.mixers.rwkv4 import RWKV4, RWKV4Config
 from hybridtf.mixers.rwkv6 import RWKV5, RWKV6, RWKV5Config, RWKV6Config
+from hybridtf.mixers.rwkv7 import RWKV7, RWKV7Config
 
 __all__ = [
-    "GLA", "GSA", "HGRN2", "RWKV5", "RWKV6", "Attention", "AttentionConfig", "Bidirectional", "BidirectionalConfig",
-    "GLAConfig", "GRUConfig", "GSAConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "HGRN2Config", "LSTMConfig",
-    "LinearAttention", "LinearAttentionConfig", "LoraMixer", "LoraMixerConfig", "Mamba", "Mamba2", "Mamba2Config",
-    "MambaConfig", "MetaTokens", "MetaTokensConfig", "MultiScale", "MultiScaleConfig", "ParallelMixers",
-    "ParallelMixersConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "RWKV5Config", "RWKV6Config", "Recurrent",
-    "RecurrentConfig",
+    "GDN2", "GLA", "GSA", "HGRN2", "RWKV4", "RWKV5", "RWKV6", "RWKV7", "Attention", "AttentionConfig", "Bidirectional",
+    "BidirectionalConfig", "Comba", "CombaConfig", "GDN2Config", "GLAConfig", "GRUConfig", "GSAConfig", "GriffinRecurrent",
+    "GriffinRecurrentConfig", "HGRN2Config", "LSTMConfig", "LinearAttention", "LinearAttentionConfig", "LoraMixer",
+    "LoraMixerConfig", "Mamba", "Mamba2", "Mamba2Config", "MambaConfig", "MetaTokens", "MetaTokensConfig", "MultiScale",
+    "MultiScaleConfig", "ParallelMixers", "ParallelMixersConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "RWKV4Config",
+    "RWKV5Config", "RWKV6Config", "RWKV7Config", "Recurrent", "RecurrentConfig",
 ]
 
 
@@ -56,4 +60,8 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         GSAConfig,
         RWKV5Config,
         RWKV6Config,
+        RWKV4Config,
+        RWKV7Config,
+        CombaConfig,
+        GDN2Config,
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hybridtf.core import Kernel, OpCase
 from hybridtf.hookspecs import hookimpl
-from hybridtf.ops import attention, gla, grouped_linear, linear_scan, rnn, selective_scan, short_conv, ssd
+from hybridtf.ops import attention, dplr, gla, grouped_linear, linear_scan, rnn, selective_scan, short_conv, ssd, wkv
 
 
 @hookimpl
@@ -20,6 +20,8 @@ def hybridtf_kernels() -> Sequence[Kernel]:
         *grouped_linear.KERNELS,
         *short_conv.KERNELS,
         *ssd.KERNELS,
+        *dplr.KERNELS,
+        *wkv.KERNELS,
     )
 
 
@@ -29,4 +31,6 @@ def hybridtf_op_cases() -> Sequence[OpCase]:
         *gla.CASES,
         *selective_scan.CASES,
         *ssd.CASES,
+        *dplr.CASES,
+        *wkv.CASES,
     )

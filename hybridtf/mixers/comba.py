@@ -1,0 +1,157 @@
+"""Comba (https://arxiv.org/abs/2506.02475): a delta rule with one decay a head, whose feedback and output are corrected.
+
+    q, k, v = silu(conv(x W));  q, k of length 1;  beta = sigmoid(b_proj(x));  b = sigmoid(decay)
+    log_a = -exp(A_log) softplus(a_proj(x) + dt_bias)
+    S_t = (exp(log_a_t) - b beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T
+    out = out_proj(norm(S_t^T (q_t - D k_t) / sqrt(k)) * sigmoid(g_proj(x)))
+
+The state is read at k before it decays: a scalar plus low rank, and not a product of both as in the gated delta rule.
+Queries and keys are made 1 long before they are corrected and weakened; fla's layer, which does it after, is another function.
+
+Axes: b batch, t time, d d_model, h heads, k head_dim, p value width.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from hybridtf.core import (
+    BuildContext,
+    Edges,
+    Fixed,
+    ParamSpec,
+    RecurrentMixer,
+    Segments,
+    SequenceMixerConfig,
+    State,
+    init,
+)
+from hybridtf.core.init import fan_in
+from hybridtf.nn import GatedRMSNorm, ShortConvs, accumulation_dtype, l2_normalised
+
+
+class CombaConfig(SequenceMixerConfig):
+    """Comba, in the paper's form with a transition that is a scalar plus low rank."""
+
+    source: ClassVar[str] = "https://arxiv.org/abs/2506.02475"
+
+    type: Literal["comba"] = "comba"
+    n_heads: int = Field(default=6, gt=0)
+    head_dim: int = Field(default=256, gt=0)
+    expand_v: float = Field(default=2.0, gt=0)
+    """Width of a value head over ``head_dim``."""
+    d_conv: int = Field(default=4, gt=0)
+    conv_bias: bool = False
+    feedback_decay: bool = True
+    """Weakens the feedback by a learned factor between 0 and 1 a head. False: b = 1."""
+    output_correction: bool = True
+    """Reads at q - D k with a learned D a head. False: at q."""
+    d_init: float = 1.0
+    """D starts here. The authors take 1 for 1.3 billion parameters and find 0.02 better for 340 million."""
+    a_range: tuple[float, float] = (1e-4, 16.0)
+    """The decay rates exp(A_log) start evenly in this range."""
+    dt_range: tuple[float, float] = (0.001, 0.1)
+    """softplus(dt_bias) starts log-evenly in this range, at least 1e-4."""
+    eps: float = Field(default=1e-5, gt=0)
+    chunk_size: int = Field(default=32, gt=0)
+    kernel: str = "auto"
+    conv_kernel: str = "auto"
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if not (self.head_dim * self.expand_v).is_integer():
+            raise ValueError(f"head_dim * expand_v = {self.head_dim * self.expand_v} is no whole number")
+        for name in ("a_range", "dt_range"):
+            low, high = getattr(self, name)
+            if not 0 < low <= high:
+                raise ValueError(f"{name} = {[low, high]} must be two rising positive numbers")
+        return self
+
+    @classmethod
+    def tiny(cls) -> Self:
+        return cls(n_heads=2, head_dim=4, expand_v=0.75, chunk_size=4)
+
+    def build(self, ctx: BuildContext) -> Comba:
+        return Comba(self, ctx)
+
+
+class Comba(RecurrentMixer):
+    """See :class:`CombaConfig`. Its state: the windows of three convolutions, and the matrix S (b h k p) of each head."""
+
+    def __init__(self, config: CombaConfig, ctx: BuildContext) -> None:
+        super().__init__()
+        self.config = config
+        heads, self.v_dim = config.n_heads, int(config.head_dim * config.expand_v)
+        keys, values = heads * config.head_dim, heads * self.v_dim
+        width, factory = ctx.d_model, ctx.factory
+        self.q_proj = nn.Linear(width, keys, bias=False, **factory)
+        self.k_proj = nn.Linear(width, keys, bias=False, **factory)
+        self.v_proj = nn.Linear(width, values, bias=False, **factory)
+        self.convs = ShortConvs(
+            ctx.child("convs"), {"q": keys, "k": keys, "v": values}, config.d_conv, bias=config.conv_bias,
+            kernel=config.conv_kernel,
+        )
+        self.a_proj = nn.Linear(width, heads, bias=False, **factory)
+        self.b_proj = nn.Linear(width, heads, bias=False, **factory)
+        self.g_proj = nn.Linear(width, values, bias=False, **factory)
+        self.A_log = nn.Parameter(torch.empty(heads, **factory))
+        self.dt_bias = nn.Parameter(torch.empty(heads, **factory))
+        self.decay = nn.Parameter(torch.empty(heads, **factory)) if config.feedback_decay else None
+        self.D = nn.Parameter(torch.empty(heads, **factory)) if config.output_correction else None
+        self.norm = GatedRMSNorm(
+            ctx.child("norm", d_model=values), n_groups=heads, eps=config.eps, norm_first=True, activation="sigmoid",
+            shared_weight=True,
+        )
+        self.out_proj = nn.Linear(values, width, bias=False, **factory)
+        sizes = {"n_heads": heads, "head_dim": self.v_dim, "d_state": config.head_dim}
+        self.dplr = ctx.bind_kernel("dplr", config.kernel, sizes=sizes)
+
+    def param_specs(self) -> dict[str, ParamSpec]:
+        specs = {
+            "A_log": ParamSpec("state", init.log_uniform(*self.config.a_range)),
+            "dt_bias": ParamSpec("state", init.softplus_inverse_log_uniform(*self.config.dt_range, 1e-4)),
+            "out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True),
+        }
+        if self.decay is not None:
+            specs["decay"] = ParamSpec("state", init.constant(1.0))
+        if self.D is not None:
+            specs["D"] = ParamSpec("state", init.constant(self.config.d_init))
+        return specs
+
+    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
+        shapes = {"S": (self.config.n_heads, self.config.head_dim, self.v_dim)}
+        dtype = accumulation_dtype(self.dplr.dtype)
+        return {
+            "convs": self.convs.init_state(batch_size),
+            "memory": Fixed.empty(batch_size, shapes, dtype=dtype, device=self.dplr.device),
+        }
+
+    def mix(
+        self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
+    ) -> tuple[Tensor, State | None]:
+        given = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
+        mixed, windows = self.convs(given, segments, None if state is None else state["convs"])
+        q, k, v = (mixed[name].unflatten(-1, (self.config.n_heads, -1)) for name in ("q", "k", "v"))
+        q, k = l2_normalised(q), l2_normalised(k)
+        if self.D is not None:
+            q = q - self.D.to(q.dtype)[:, None] * k
+        beta = torch.sigmoid(self.b_proj(x))[..., None]
+        feedback = beta if self.decay is None else beta * torch.sigmoid(self.decay.to(beta.dtype))[:, None]
+        wide = accumulation_dtype(x.dtype)
+        dt = F.softplus(self.a_proj(x).to(wide) + self.dt_bias.to(wide))
+        log_a = (-self.A_log.to(wide).exp() * dt)[..., None]
+        memory = None if state is None else state["memory"]
+        y, S = self.dplr(
+            q * self.config.head_dim**-0.5, beta * k, v, log_a, -feedback * k, k,
+            initial_state=None if memory is None else memory["S"], segments=segments, chunk_size=self.config.chunk_size,
+            n_tokens=x.shape[1],
+        )
+        out = self.out_proj(self.norm(y.flatten(-2), self.g_proj(x)))
+        if memory is None:
+            return out, None
+        return out, {"convs": windows, "memory": memory.advance({"S": S}, segments, x.shape[1])}

@@ -1,0 +1,77 @@
+"""A span of ``dplr``: chunks side by side, and the walk of the state over them.
+
+Axes: b batch, t time, n chunks, h heads, l places of a chunk, k key width, p value width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hybridtf.ops.documents import state_dtype
+from hybridtf.ops.dplr.maps import Chunk, Documents, Tokens, chunk_maps
+from hybridtf.ops.span_op import Call, Masks, States, chunks_at_once
+
+NAMES = ("q", "k", "v", "log_w", "u", "r")
+
+
+def chunk_length(chunk_size: int, n_tokens: int) -> int:
+    """Tokens of a chunk: a power of 2, at most ``chunk_size``, and no longer than the call needs."""
+    largest = 1 << (chunk_size.bit_length() - 1)
+    return min(largest, 1 << max(n_tokens - 1, 0).bit_length())
+
+
+def span_length(call: Call) -> int:
+    """Tokens of a span: as many chunks as keep the largest tensor within a budget."""
+    k: Tensor = call["k"]
+    size: int = 1 << (call["chunk_size"].bit_length() - 1)
+    return size * chunks_at_once(k.shape[0] * k.shape[2] * size * (2 * k.shape[3] + size), k.device)
+
+
+def span(call: Call, state: States) -> tuple[Tensor, States]:
+    """y (b t h p) and the state (b h k p) after a span."""
+    tokens, documents = in_chunks(call)
+    maps = Chunk(*(z.unflatten(0, tokens.k.shape[:3]) for z in chunk_maps(tokens, documents)))
+    states, last = walk(maps.A, maps.B, state[0])
+    reads = maps.W @ states + maps.U
+    y = maps.Q @ states + maps.q_u @ reads + maps.Y
+    y = y.transpose(2, 3).flatten(1, 2)[:, : call.n_tokens]
+    return y.to(call["v"].dtype), (last,)
+
+
+def walk(A: Tensor, B: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """States (b n h k p) before each chunk, and the one after the last; ``A`` (b n h k k), ``B`` (b n h k p)."""
+    before = []
+    shape, now = state.shape, state.flatten(0, 1)
+    for a, b in zip(A.unbind(1), B.unbind(1), strict=True):
+        before.append(now.view(shape))
+        now = torch.baddbmm(b.flatten(0, 1), a.flatten(0, 1), now)
+    return torch.stack(before, 1), now.view(shape)
+
+
+def in_chunks(call: Call) -> tuple[Tokens, Documents | None]:
+    """A span's tensors as chunks: pads and what fills the last chunk write nothing and decay nothing."""
+    dtype = state_dtype(*(call[name] for name in NAMES))
+    n_tokens = call.n_tokens
+    size = chunk_length(call["chunk_size"], n_tokens)
+    missing = -n_tokens % size
+    masks = call.masks
+
+    def chunked(x: Tensor) -> Tensor:
+        if masks is not None:
+            x = x.masked_fill(~masks.real[:, :, None, None], 0)
+        x = F.pad(x.to(dtype), (0, 0, 0, 0, 0, missing))
+        chunks: Tensor = x.unflatten(1, (-1, size))
+        return chunks.transpose(2, 3).contiguous()
+
+    tokens = Tokens(**{name: chunked(call[name]) for name in NAMES})
+    return tokens, None if masks is None else _documents(masks, missing, size)
+
+
+def _documents(masks: Masks, missing: int, size: int) -> Documents:
+    ids = masks.ids
+    if missing:
+        ids = torch.cat([ids, ids[:, -1:].expand(-1, missing)], 1)
+    chunks = ids.unflatten(1, (-1, size))
+    return Documents(chunks, torch.cat([masks.before[:, None], chunks[:, :-1, -1]], 1))
