@@ -22,7 +22,7 @@ from hybridtf.mixers.feature_attention import (
 )
 from hybridtf.mixers.linear_attention import LinearAttention, LinearAttentionConfig
 from hybridtf.mixers.mamba import Mamba, MambaConfig
-from hybridtf.mixers.mamba2 import Mamba2, Mamba2Config
+from hybridtf.mixers.mamba2 import LogLinearConfig, LogLinearMamba2, Mamba2, Mamba2Config
 from hybridtf.mixers.retention import (
     LightningAttention,
     LightningAttentionConfig,
@@ -37,9 +37,9 @@ from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfi
 __all__ = [
     "Attention", "AttentionConfig", "Based", "BasedConfig", "Cosformer", "CosformerConfig", "GRUConfig", "GriffinRecurrent",
     "GriffinRecurrentConfig", "LSTMConfig", "LightningAttention", "LightningAttentionConfig", "LinearAttention",
-    "LinearAttentionConfig", "LinearTransformer", "LinearTransformerConfig", "Mamba", "Mamba2", "Mamba2Config", "MambaConfig",
-    "Performer", "PerformerConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Rebased", "RebasedConfig", "Recurrent",
-    "RecurrentConfig", "RetNet", "RetNetConfig", "SimpleGLA", "SimpleGLAConfig",
+    "LinearAttentionConfig", "LinearTransformer", "LinearTransformerConfig", "LogLinearConfig", "LogLinearMamba2", "Mamba",
+    "Mamba2", "Mamba2Config", "MambaConfig", "Performer", "PerformerConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig",
+    "Rebased", "RebasedConfig", "Recurrent", "RecurrentConfig", "RetNet", "RetNetConfig", "SimpleGLA", "SimpleGLAConfig",
 ]
 
 
@@ -49,6 +49,7 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         AttentionConfig, *attention.PRESETS,
         MambaConfig,
         Mamba2Config,
+        LogLinearConfig,
         RGLRUConfig,
         GriffinRecurrentConfig,
         LinearAttentionConfig,

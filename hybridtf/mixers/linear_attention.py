@@ -8,7 +8,7 @@ Axes: b batch, t time, d d_model, h heads, g kv heads, k head_dim, n features, p
 from __future__ import annotations
 
 import math
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +46,7 @@ class LinearAttentionConfig(SequenceMixerConfig):
     """Linear attention with a feature map, a normaliser and a decay that does not depend on the input."""
 
     type: Literal["linear_attention"] = "linear_attention"
+    source: ClassVar[str] = "https://arxiv.org/abs/2006.16236"
     n_heads: int = Field(gt=0)
     n_kv_heads: int | None = Field(default=None, gt=0)
     """Heads of keys, values and states, each read by n_heads / n_kv_heads query heads in a row. None: ``n_heads``."""

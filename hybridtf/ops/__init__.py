@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hybridtf.core import Kernel, OpCase
 from hybridtf.hookspecs import hookimpl
-from hybridtf.ops import attention, grouped_linear, linear_scan, rnn, selective_scan, short_conv, ssd
+from hybridtf.ops import attention, grouped_linear, linear_scan, log_linear, rnn, selective_scan, short_conv, ssd
 
 
 @hookimpl
@@ -14,6 +14,7 @@ def hybridtf_kernels() -> Sequence[Kernel]:
     return (
         *attention.KERNELS,
         *linear_scan.KERNELS,
+        *log_linear.KERNELS,
         *rnn.KERNELS,
         *selective_scan.KERNELS,
         *grouped_linear.KERNELS,
@@ -25,6 +26,7 @@ def hybridtf_kernels() -> Sequence[Kernel]:
 @hookimpl
 def hybridtf_op_cases() -> Sequence[OpCase]:
     return (
+        *log_linear.CASES,
         *selective_scan.CASES,
         *ssd.CASES,
     )
