@@ -20,7 +20,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hybridtf.core import BuildContext, Fixed, LengthError, Segments, SequenceMixerConfig
+from hybridtf.core import BuildContext, Edges, Fixed, LengthError, Segments, SequenceMixerConfig, State
 from hybridtf.nn import (
     FEATURE_MAPS,
     LayerNorm,
@@ -46,6 +46,11 @@ class FeatureAttentionConfig(SequenceMixerConfig):
     kernel: str = "auto"
 
 
+STRETCH = 1024
+"""Tokens whose features are formed at a time without gradients: they are many times as wide as their tokens, and those of a
+long row would leave every cache."""
+
+
 class FeatureAttention(LinearHeads):
     """Heads with features and a normaliser. Its state is one matrix S (b h n p+1) a head, of which the last column holds the
     sum of the keys' features."""
@@ -59,6 +64,18 @@ class FeatureAttention(LinearHeads):
             chunk_size=config.chunk_size, kernel=config.kernel,
         )
         self.eps = eps
+
+    def mix(
+        self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
+    ) -> tuple[Tensor, State | None]:
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.shape[1] <= STRETCH:
+            return super().mix(x, segments, state)
+        out, held = [], self.init_state(x.shape[0]) if state is None else state
+        for start in range(0, x.shape[1], STRETCH):
+            part = None if segments is None else segments.narrow(start, min(start + STRETCH, x.shape[1]))
+            y, held = super().mix(x[:, start : start + STRETCH], part, held)
+            out.append(y)
+        return torch.cat(out, dim=1), None if state is None else held
 
     def written(self, q: Tensor, k: Tensor, x: Tensor, segments: Segments | None, state: Fixed | None) -> Written:
         # In float32 at least: sums of features outgrow a half precision.

@@ -269,6 +269,25 @@ def test_running_bound_is_each_documents_own():
     assert running_bound(exponents, fresh, before)[0, 1:, 0].tolist() == [1.0, 4.0, 4.0, 4.0, 8.0, -20.0]
 
 
+@pytest.mark.parametrize("config_cls", [LinearTransformerConfig, PerformerConfig, CosformerConfig])
+@torch.no_grad()
+def test_stretches_without_gradients_change_nothing(config_cls, monkeypatch):
+    mixer = build(config_cls)
+    x = torch.randn(3, 23, D, dtype=F64)
+    ids = torch.tensor([[1] * 9 + [2] * 14, [0] * 12 + [1] * 11, [0] * 23])
+    for segments in (None, Segments.from_ids(ids, continues=torch.tensor([True, False, True]))):
+        before = mixer(x[:, :7], state=mixer.init_state(3))[1]
+        want = mixer(x, segments=segments)[0], *mixer(x, segments=segments, state=before.clone())
+        with monkeypatch.context() as patch:
+            patch.setattr("hybridtf.mixers.feature_attention.STRETCH", 5)
+            got = mixer(x, segments=segments)[0], *mixer(x, segments=segments, state=before.clone())
+        for a, b in zip(got[:2], want[:2], strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+        assert got[2].length.tolist() == want[2].length.tolist()
+        for name, value in want[2].data.items():
+            torch.testing.assert_close(got[2][name], value, rtol=0, atol=1e-11)
+
+
 def test_widths_that_do_not_fit_are_refused():
     for config_cls in (LinearTransformerConfig, PerformerConfig, CosformerConfig, BasedConfig, RebasedConfig):
         with pytest.raises(ConfigError, match="a width of 12 is not divisible by n_heads = 5"):
