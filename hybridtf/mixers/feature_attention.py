@@ -116,6 +116,7 @@ class LinearTransformer(FeatureAttention):
         super().__init__(
             config, ctx, k_dim=width, v_dim=width, n_features=width, bias=config.bias, eps=config.eps
         )
+        self.config = config
 
     def features(self, heads: Tensor) -> Tensor:
         return FEATURE_MAPS["elu1"](heads)
@@ -155,6 +156,7 @@ class Performer(FeatureAttention):
         super().__init__(
             config, ctx, k_dim=width, v_dim=width, n_features=config.n_features, bias=config.bias
         )
+        self.config = config
         self.random = RandomFeatures(ctx, width, config.n_features, regularised=config.regularised)
 
     def redraw(self, seed: int) -> None:
@@ -168,7 +170,10 @@ class Performer(FeatureAttention):
         q, k = (self.random.exponents(z * self.k_dim**-0.25) for z in (q, k))
         before = k.new_full((k.shape[0], self.n_heads), NOTHING)
         if state is not None:
-            before = torch.where(state.length[:, None] > 0, state["bound"], before)
+            held = state.length > 0
+            if segments is not None:
+                held = held & (segments.continues | (segments.last_id == 0))
+            before = torch.where(held[:, None], state["bound"], before)
         bound = running_bound(k, segments, before)
         # What follows is 0 at the start of a document: there is nothing to shrink.
         earlier = torch.cat([before[:, None], bound[:, :-1]], dim=1)
@@ -195,7 +200,7 @@ class CosformerConfig(FeatureAttentionConfig):
 
     @classmethod
     def tiny(cls) -> Self:
-        return cls(n_heads=2, chunk_size=4)
+        return cls(n_heads=2, max_distance=512, chunk_size=4)
 
     def build(self, ctx: BuildContext) -> Cosformer:
         return Cosformer(self, ctx)
@@ -209,6 +214,7 @@ class Cosformer(FeatureAttention):
         super().__init__(
             config, ctx, k_dim=width, v_dim=width, n_features=2 * width, bias=config.bias, eps=config.eps
         )
+        self.config = config
         self.max_distance, self.where = config.max_distance or ctx.max_seq_len, ctx.where
 
     def written(self, q: Tensor, k: Tensor, x: Tensor, segments: Segments | None, state: Fixed | None) -> Written:
@@ -262,6 +268,7 @@ class Based(FeatureAttention):
         super().__init__(
             config, ctx, k_dim=n, v_dim=head_width(ctx, config.n_heads), n_features=1 + n + n * (n + 1) // 2, eps=config.eps
         )
+        self.config = config
 
     def features(self, heads: Tensor) -> Tensor:
         return taylor(heads * self.k_dim**-0.25)
@@ -296,6 +303,7 @@ class Rebased(FeatureAttention):
         super().__init__(
             config, ctx, k_dim=n, v_dim=head_width(ctx, config.n_heads), n_features=n * (n + 1) // 2, eps=config.eps
         )
+        self.config = config
         place = ctx.child("feature_norm", d_model=n)
         self.feature_norm = LayerNorm(place, 1e-5, config.use_beta, weight=config.use_gamma)
 

@@ -84,6 +84,7 @@ class RetNet(LinearHeads):
         super().__init__(
             ctx, n_heads=heads, k_dim=k_dim, v_dim=v_dim, chunk_size=config.chunk_size, kernel=config.kernel
         )
+        self.config = config
         self.gate_proj = nn.Linear(ctx.d_model, heads * v_dim, bias=False, **ctx.factory)
         self.position = rotation(ctx, k_dim, config.theta)
         self.output_norm: LayerNorm | RMSNorm
@@ -135,6 +136,7 @@ class LightningAttention(LinearHeads):
         super().__init__(
             ctx, n_heads=heads, k_dim=width, v_dim=width, chunk_size=config.chunk_size, kernel=config.kernel
         )
+        self.config = config
         self.gate_proj = nn.Linear(ctx.d_model, heads * width, bias=False, **ctx.factory)
         place = ctx.child("output_norm", d_model=heads * width)
         self.output_norm = GatedRMSNorm(place, n_groups=1, eps=config.eps, norm_first=True, activation="sigmoid")
@@ -197,6 +199,7 @@ class SimpleGLA(LinearHeads):
         super().__init__(
             ctx, n_heads=heads, k_dim=k_dim, v_dim=v_dim, chunk_size=config.chunk_size, kernel=config.kernel
         )
+        self.config = config
         self.root = config.gate_logit_normalizer
         self.decay_proj = nn.Linear(ctx.d_model, heads, **ctx.factory)
         self.gate_proj = nn.Linear(ctx.d_model, heads * v_dim, bias=False, **ctx.factory)
