@@ -10,6 +10,18 @@ from hybridtf.mixers import attention
 from hybridtf.mixers.attention import Attention, AttentionConfig
 from hybridtf.mixers.bidirectional import Bidirectional, BidirectionalConfig
 from hybridtf.mixers.comba import Comba, CombaConfig
+from hybridtf.mixers.feature_attention import (
+    Based,
+    BasedConfig,
+    Cosformer,
+    CosformerConfig,
+    LinearTransformer,
+    LinearTransformerConfig,
+    Performer,
+    PerformerConfig,
+    Rebased,
+    RebasedConfig,
+)
 from hybridtf.mixers.gdn2 import GDN2, GDN2Config
 from hybridtf.mixers.gla import GLA, GLAConfig
 from hybridtf.mixers.gsa import GSA, GSAConfig
@@ -17,10 +29,18 @@ from hybridtf.mixers.hgrn2 import HGRN2, HGRN2Config
 from hybridtf.mixers.linear_attention import LinearAttention, LinearAttentionConfig
 from hybridtf.mixers.lora import LoraMixer, LoraMixerConfig
 from hybridtf.mixers.mamba import Mamba, MambaConfig
-from hybridtf.mixers.mamba2 import Mamba2, Mamba2Config
+from hybridtf.mixers.mamba2 import LogLinearConfig, LogLinearMamba2, Mamba2, Mamba2Config
 from hybridtf.mixers.meta_tokens import MetaTokens, MetaTokensConfig
 from hybridtf.mixers.multi_scale import MultiScale, MultiScaleConfig
 from hybridtf.mixers.parallel import ParallelMixers, ParallelMixersConfig
+from hybridtf.mixers.retention import (
+    LightningAttention,
+    LightningAttentionConfig,
+    RetNet,
+    RetNetConfig,
+    SimpleGLA,
+    SimpleGLAConfig,
+)
 from hybridtf.mixers.rg_lru import GriffinRecurrent, GriffinRecurrentConfig, RGLRUConfig, RGLRUMixer
 from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfig, RNNConfig
 from hybridtf.mixers.rwkv4 import RWKV4, RWKV4Config
@@ -28,12 +48,14 @@ from hybridtf.mixers.rwkv6 import RWKV5, RWKV6, RWKV5Config, RWKV6Config
 from hybridtf.mixers.rwkv7 import RWKV7, RWKV7Config
 
 __all__ = [
-    "GDN2", "GLA", "GSA", "HGRN2", "RWKV4", "RWKV5", "RWKV6", "RWKV7", "Attention", "AttentionConfig", "Bidirectional",
-    "BidirectionalConfig", "Comba", "CombaConfig", "GDN2Config", "GLAConfig", "GRUConfig", "GSAConfig", "GriffinRecurrent",
-    "GriffinRecurrentConfig", "HGRN2Config", "LSTMConfig", "LinearAttention", "LinearAttentionConfig", "LoraMixer",
-    "LoraMixerConfig", "Mamba", "Mamba2", "Mamba2Config", "MambaConfig", "MetaTokens", "MetaTokensConfig", "MultiScale",
-    "MultiScaleConfig", "ParallelMixers", "ParallelMixersConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "RWKV4Config",
-    "RWKV5Config", "RWKV6Config", "RWKV7Config", "Recurrent", "RecurrentConfig",
+    "GDN2", "GLA", "GSA", "HGRN2", "RWKV4", "RWKV5", "RWKV6", "RWKV7", "Attention", "AttentionConfig", "Based", "BasedConfig",
+    "Bidirectional", "BidirectionalConfig", "Comba", "CombaConfig", "Cosformer", "CosformerConfig", "GDN2Config", "GLAConfig",
+    "GRUConfig", "GSAConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "HGRN2Config", "LSTMConfig", "LightningAttention",
+    "LightningAttentionConfig", "LinearAttention", "LinearAttentionConfig", "LinearTransformer", "LinearTransformerConfig",
+    "LogLinearConfig", "LogLinearMamba2", "LoraMixer", "LoraMixerConfig", "Mamba", "Mamba2", "Mamba2Config", "MambaConfig",
+    "MetaTokens", "MetaTokensConfig", "MultiScale", "MultiScaleConfig", "ParallelMixers", "ParallelMixersConfig", "Performer",
+    "PerformerConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "RWKV4Config", "RWKV5Config", "RWKV6Config", "RWKV7Config",
+    "Rebased", "RebasedConfig", "Recurrent", "RecurrentConfig", "RetNet", "RetNetConfig", "SimpleGLA", "SimpleGLAConfig",
 ]
 
 
@@ -64,4 +86,13 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         RWKV7Config,
         CombaConfig,
         GDN2Config,
+        LogLinearConfig,
+        LinearTransformerConfig,
+        PerformerConfig,
+        CosformerConfig,
+        BasedConfig,
+        RebasedConfig,
+        RetNetConfig,
+        LightningAttentionConfig,
+        SimpleGLAConfig,
     )

@@ -30,7 +30,15 @@ from hybridtf.core import (
     State,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import FEATURE_MAPS, FeatureMap, NoPositionConfig, accumulation_dtype, token_positions, told
+from hybridtf.nn import (
+    FEATURE_MAPS,
+    FeatureMap,
+    NoPositionConfig,
+    accumulation_dtype,
+    retention_log_decay,
+    token_positions,
+    told,
+)
 from hybridtf.ops.ssd import normalised, with_ones
 
 
@@ -208,6 +216,5 @@ class LinearAttention(RecurrentMixer):
         if decay == "none":
             return like.new_zeros(states)
         if decay == "retnet":
-            wide = torch.float64 if like.device.type != "mps" else torch.float32
-            return torch.log1p(-torch.exp2(-5.0 - torch.arange(states, device=like.device, dtype=wide))).to(like.dtype)
+            return retention_log_decay(states, like)
         return torch.cat([like.new_full((1,), math.log(a)) for a in decay])

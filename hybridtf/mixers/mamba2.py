@@ -1,9 +1,12 @@
-"""Mamba-2 (https://arxiv.org/abs/2405.21060): a state with one decay a head, fed through a short convolution.
+"""Mamba-2 (https://arxiv.org/abs/2405.21060): a state with one decay a head, fed through a short convolution; and its
+log-linear form (https://arxiv.org/abs/2506.04761), which weighs the blocks of the past apart.
 
     x, B, C = silu(conv(in_proj(u)));  dt = softplus(dt + dt_bias);  a = exp(-exp(A_log) dt)
     S_t = a_t S_{t-1} + dt_t B_t x_t^T;  y_t = S_t^T C_t + D x_t;  out = out_proj(norm(y * silu(z)))
 
-Axes: b batch, t time, d d_model, h heads, p head_dim, g groups, n d_state, c conv channels.
+Log-linear: S_t is the sum of the states S_t^l of blocks, and y_t = sum_l softplus(L_l dl_t^l) (S_t^l)^T C_t + D x_t.
+
+Axes: b batch, t time, d d_model, h heads, p head_dim, g groups, n d_state, c conv channels, l levels.
 """
 
 from __future__ import annotations
@@ -30,11 +33,9 @@ from hybridtf.core.init import fan_in
 from hybridtf.nn import GatedRMSNorm, ShortConv, accumulation_dtype
 
 
-class Mamba2Config(SequenceMixerConfig):
-    """Mamba-2. The inner width is ``expand * d_model``, or ``n_heads * head_dim`` where ``n_heads`` is given."""
+class Mamba2Options(SequenceMixerConfig):
+    """Options of both. The inner width is ``expand * d_model``, or ``n_heads * head_dim`` where ``n_heads`` is given."""
 
-    type: Literal["mamba2"] = "mamba2"
-    source: ClassVar[str] = "https://arxiv.org/abs/2405.21060"
     d_state: int = Field(default=128, gt=0)
     head_dim: int = Field(default=64, gt=0)
     expand: float = Field(default=2.0, gt=0)
@@ -69,6 +70,13 @@ class Mamba2Config(SequenceMixerConfig):
             raise ValueError(f"n_heads = {self.n_heads} is not divisible by n_groups = {self.n_groups}")
         return self
 
+
+class Mamba2Config(Mamba2Options):
+    """Mamba-2; see :class:`Mamba2Options`."""
+
+    type: Literal["mamba2"] = "mamba2"
+    source: ClassVar[str] = "https://arxiv.org/abs/2405.21060"
+
     @classmethod
     def tiny(cls) -> Self:
         return cls(d_state=5, head_dim=3, n_heads=4, n_groups=2, chunk_size=4)
@@ -80,7 +88,9 @@ class Mamba2Config(SequenceMixerConfig):
 class Mamba2(RecurrentMixer):
     """See :class:`Mamba2Config`. Its state: the convolution's window and the matrix S (b h n p) of each head."""
 
-    def __init__(self, config: Mamba2Config, ctx: BuildContext) -> None:
+    op: ClassVar[str] = "ssd"
+
+    def __init__(self, config: Mamba2Options, ctx: BuildContext, n_levels: int = 0) -> None:
         super().__init__()
         self.config = config
         inner = config.n_heads * config.head_dim if config.n_heads else round(config.expand * ctx.d_model)
@@ -91,6 +101,8 @@ class Mamba2(RecurrentMixer):
             raise ctx.error(f"{self.n_heads} heads are not divisible by n_groups = {config.n_groups}")
         self.d_inner, self.d_bc = inner, config.n_groups * config.d_state
         widths = {"z": inner, "x": inner, "b": self.d_bc, "c": self.d_bc, "dt": self.n_heads}
+        if n_levels:
+            widths["dl"] = self.n_heads * n_levels
         self.splits = {"in_proj": widths}
         self.in_proj = nn.Linear(ctx.d_model, sum(widths.values()), bias=config.bias, **ctx.factory)
         self.conv = ShortConv(
@@ -105,7 +117,9 @@ class Mamba2(RecurrentMixer):
         )
         self.out_proj = nn.Linear(inner, ctx.d_model, bias=config.bias, **ctx.factory)
         sizes = {"n_heads": self.n_heads, "head_dim": config.head_dim, "d_state": config.d_state, "n_groups": config.n_groups}
-        self.ssd = ctx.bind_kernel("ssd", config.kernel, sizes=sizes)
+        if n_levels:
+            sizes["n_levels"] = n_levels
+        self.ssd = ctx.bind_kernel(self.op, config.kernel, sizes=sizes)
 
     def param_specs(self) -> dict[str, ParamSpec]:
         low, high = self.config.dt_range
@@ -116,19 +130,23 @@ class Mamba2(RecurrentMixer):
             "out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True),
         }
 
+    def state_shape(self) -> tuple[int, ...]:
+        """The shape of one row's S."""
+        return self.n_heads, self.config.d_state, self.config.head_dim
+
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
-        shapes = {"S": (self.n_heads, self.config.d_state, self.config.head_dim)}
         dtype = accumulation_dtype(self.ssd.dtype)
         return {
             "conv": self.conv.init_state(batch_size),
-            "ssm": Fixed.empty(batch_size, shapes, dtype=dtype, device=self.ssd.device),
+            "ssm": Fixed.empty(batch_size, {"S": self.state_shape()}, dtype=dtype, device=self.ssd.device),
         }
 
     def mix(
         self, u: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
     ) -> tuple[Tensor, State | None]:
-        config = self.config
-        z, xbc, dt = self.in_proj(u).split([self.d_inner, self.d_inner + 2 * self.d_bc, self.n_heads], dim=-1)
+        config, more = self.config, sum(self.splits["in_proj"].values()) - 2 * self.d_inner - 2 * self.d_bc - self.n_heads
+        widths = [self.d_inner, self.d_inner + 2 * self.d_bc, self.n_heads, more]
+        z, xbc, dt, dl = self.in_proj(u).split(widths, dim=-1)
         xbc, conv = self.conv(xbc, segments, None if state is None else state["conv"])
         x, b, c = xbc.split([self.d_inner, self.d_bc, self.d_bc], dim=-1)
         x = x.unflatten(-1, (self.n_heads, config.head_dim))  # [b, t, h, p]
@@ -138,13 +156,65 @@ class Mamba2(RecurrentMixer):
         if config.dt_limit is not None:
             dt = dt.clamp(*config.dt_limit)
         log_a = -self.A_log.to(wide).exp() * dt  # [b, t, h]
-        y, S = self.ssd(
-            c, b, (x * dt[..., None]).to(x.dtype), log_a, initial_state=None if state is None else state["ssm"]["S"],
-            segments=segments, chunk_size=config.chunk_size, n_tokens=u.shape[1],
-        )
+        ssm = None if state is None else state["ssm"]
+        y, S = self.recur(c, b, (x * dt[..., None]).to(x.dtype), log_a, dl.to(wide), segments, ssm)
         y = y + self.D.to(y.dtype)[:, None] * x
         out = self.out_proj(self.norm(y.flatten(-2), z))
-        if state is None:
+        if ssm is None:
             return out, None
-        ssm = state["ssm"].advance({"S": S}, segments, u.shape[1])
-        return out, {"conv": conv, "ssm": ssm}
+        return out, {"conv": conv, "ssm": ssm.advance({"S": S}, segments, u.shape[1])}
+
+    def recur(
+        self, c: Tensor, b: Tensor, x: Tensor, log_a: Tensor, dl: Tensor, segments: Segments | None, state: Fixed | None
+    ) -> tuple[Tensor, Tensor]:
+        """Read-outs (b t h p) and the S after the call; ``dl`` (b t h*l) is of no width without levels."""
+        y, S = self.ssd(
+            c, b, x, log_a, initial_state=None if state is None else state["S"], segments=segments,
+            chunk_size=self.config.chunk_size, n_tokens=x.shape[1],
+        )
+        return y, S
+
+
+class LogLinearConfig(Mamba2Options):
+    """Log-linear Mamba-2: the memory of a document of T tokens is log2(T) matrices a head, of the last token, the 1 or 2
+    before it, and so on in a Fenwick tree; each token weighs what it reads of them."""
+
+    type: Literal["log_linear"] = "log_linear"
+    source: ClassVar[str] = "https://arxiv.org/abs/2506.04761"
+    n_levels: int = Field(default=15, ge=2, le=24)
+    """Blocks, the token's own included: as many as 2^(n_levels - 1) tokens need. In longer documents the last block holds all
+    that is older."""
+
+    @classmethod
+    def tiny(cls) -> Self:
+        return cls(d_state=3, head_dim=3, n_heads=4, n_groups=2, n_levels=4, chunk_size=4)
+
+    def build(self, ctx: BuildContext) -> LogLinearMamba2:
+        return LogLinearMamba2(self, ctx)
+
+
+class LogLinearMamba2(Mamba2):
+    """See :class:`LogLinearConfig`. Its state: the convolution's window and the matrices S (b l-1 h n p) of each head."""
+
+    op: ClassVar[str] = "log_linear"
+
+    def __init__(self, config: LogLinearConfig, ctx: BuildContext) -> None:
+        super().__init__(config, ctx, config.n_levels)
+        self.n_levels = config.n_levels
+        self.L = nn.Parameter(torch.empty(self.n_heads, config.n_levels, **ctx.factory))
+
+    def param_specs(self) -> dict[str, ParamSpec]:
+        return {**super().param_specs(), "L": ParamSpec("state", init.constant(1.0))}
+
+    def state_shape(self) -> tuple[int, ...]:
+        return self.n_levels - 1, *super().state_shape()
+
+    def recur(
+        self, c: Tensor, b: Tensor, x: Tensor, log_a: Tensor, dl: Tensor, segments: Segments | None, state: Fixed | None
+    ) -> tuple[Tensor, Tensor]:
+        scales = F.softplus(self.L.to(dl.dtype) * dl.unflatten(-1, (self.n_heads, self.n_levels)))
+        y, (S, _) = self.ssd(
+            c, b, x, log_a, scales, initial_state=None if state is None else (state["S"], state.length), segments=segments,
+            chunk_size=self.config.chunk_size, n_tokens=x.shape[1],
+        )
+        return y, S

@@ -19,17 +19,24 @@ def elu1(x: Tensor) -> Tensor:
     return x.clamp(max=0).exp() + x.relu()
 
 
-def taylor(x: Tensor) -> Tensor:
-    """(... k) to (... 1 + k + k (k + 1) / 2) with taylor(q).taylor(k) = 1 + s + s^2 / 2, s = q.k.
+def quadratic(x: Tensor) -> Tensor:
+    """(... k) to (... k (k + 1) / 2) with quadratic(q).quadratic(k) = (q.k)^2.
 
-    Second order of exp (https://arxiv.org/abs/2402.18668). Of the outer product of x with itself, which is symmetric, one
-    half is kept and weighed twice: the same scores from half the features.
+    Of the outer product of x with itself, which is symmetric, one half is kept and weighed twice: the same scores from half
+    the features.
     """
     n = x.shape[-1]
     square = x[..., :, None] * x[..., None, :]
     row, column = torch.triu_indices(n, n, offset=1, device=x.device)
-    diagonal = square.diagonal(dim1=-2, dim2=-1) * 0.5**0.5
-    return torch.cat([torch.ones_like(x[..., :1]), x, diagonal, square[..., row, column]], dim=-1)
+    return torch.cat([square.diagonal(dim1=-2, dim2=-1), square[..., row, column] * 2**0.5], dim=-1)
+
+
+def taylor(x: Tensor) -> Tensor:
+    """(... k) to (... 1 + k + k (k + 1) / 2) with taylor(q).taylor(k) = 1 + s + s^2 / 2, s = q.k.
+
+    Second order of exp (https://arxiv.org/abs/2402.18668).
+    """
+    return torch.cat([torch.ones_like(x[..., :1]), x, quadratic(x) * 0.5**0.5], dim=-1)
 
 
 def identity(x: Tensor) -> Tensor:

@@ -6,7 +6,19 @@ from collections.abc import Sequence
 
 from hybridtf.core import Kernel, OpCase
 from hybridtf.hookspecs import hookimpl
-from hybridtf.ops import attention, dplr, gla, grouped_linear, linear_scan, rnn, selective_scan, short_conv, ssd, wkv
+from hybridtf.ops import (
+    attention,
+    dplr,
+    gla,
+    grouped_linear,
+    linear_scan,
+    log_linear,
+    rnn,
+    selective_scan,
+    short_conv,
+    ssd,
+    wkv,
+)
 
 
 @hookimpl
@@ -22,6 +34,7 @@ def hybridtf_kernels() -> Sequence[Kernel]:
         *ssd.KERNELS,
         *dplr.KERNELS,
         *wkv.KERNELS,
+        *log_linear.KERNELS,
     )
 
 
@@ -33,4 +46,5 @@ def hybridtf_op_cases() -> Sequence[OpCase]:
         *ssd.CASES,
         *dplr.CASES,
         *wkv.CASES,
+        *log_linear.CASES,
     )

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hybridtf.core import Segments
+from hybridtf.nn import ShortConv
 from hybridtf.testing.compare import close_rows, close_states
 from tests.field.layers import CONVOLVED, F32, F64, config, every, greedy, mixer, model, packed_ids, same, solo, steps
 
@@ -44,7 +45,9 @@ def test_left_padded_prompts_generate_what_each_generates_alone(name):
     """Silu of the convolution's bias, at pads, must not reach the recurrence; the pad's id is a token like any other."""
     net = model("a*2", {"a": {**config(name).to_dict(), "d_conv": 4, "conv_bias": True}})
     for block in net.stack.blocks():
-        block.mixer.conv.bias.fill_(0.5)
+        for part in block.mixer.modules():
+            if isinstance(part, ShortConv):
+                part.bias.fill_(0.5)
     prompts = [torch.randint(0, 17, (n,)) for n in (4, 9, 12)]
     ids, segments = packed_ids(prompts, left=True)
     logits = net(ids, segments=segments).logits
