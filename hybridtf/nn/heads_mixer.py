@@ -1,0 +1,138 @@
+"""The base of softmax mixers with queries, keys and values in heads, grouped or not.
+
+Axes: b batch, t time, s held tokens, d d_model, h heads, g kv heads, k head_dim.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from hybridtf.core import (
+    BiasPosition,
+    BuildContext,
+    Component,
+    Growing,
+    NormConfig,
+    ParamSpec,
+    PositionConfig,
+    Ring,
+    Segments,
+    SequenceMixerConfig,
+    Site,
+)
+from hybridtf.core.init import fan_in
+from hybridtf.nn.positions import RopeConfig, told
+from hybridtf.nn.softmax_mixer import Held, Projected, SoftmaxMixer
+from hybridtf.ops.attention import AttentionMask
+
+
+class HeadsConfig(SequenceMixerConfig):
+    """What all mixers of heads are told."""
+
+    n_heads: int = Field(gt=0)
+    n_kv_heads: int | None = Field(default=None, gt=0)
+    """Heads of keys and values, each read by n_heads / n_kv_heads query heads in a row. None: as many as ``n_heads``."""
+    head_dim: int | None = Field(default=None, gt=0)
+    """None: d_model / n_heads."""
+    position: Component[PositionConfig] = Field(default_factory=RopeConfig)
+    """Told on queries and keys (``rope``, ``xpos``), on scores (``alibi``), or nowhere (``none``)."""
+    kernel: str = "auto"
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
+            raise ValueError(f"n_heads = {self.n_heads} is not divisible by n_kv_heads = {self.n_kv_heads}")
+        return self
+
+
+class HeadsMixer(SoftmaxMixer):
+    """Projects queries, keys and values, holds keys and values, and ends in ``out_proj``.
+
+    ``q_width``: output width of ``q_proj``, where it has more than the queries. ``features``: what is asked of the kernel
+    beside what this base knows; ``dropout`` and ``scale`` (None: head_dim ** -0.5) go to it at each call. ``sites``: where
+    positions may be told.
+    """
+
+    op = "attention"
+    """The op that scores: called as ``attention`` is."""
+
+    dropout: float = 0.0
+    scale: float | None = None
+
+    def __init__(
+        self, config: HeadsConfig, ctx: BuildContext, *, q_width: int | None = None, qkv_bias: bool = False,
+        out_bias: bool = False, qk_norm: NormConfig | None = None, features: set[str] | None = None,
+        sites: tuple[Site, ...] = ("qk", "bias"),
+    ) -> None:
+        super().__init__()
+        self.causal, self.n_heads, self.n_kv_heads = ctx.causal, config.n_heads, config.n_kv_heads or config.n_heads
+        if config.head_dim is None and ctx.d_model % config.n_heads:
+            raise ctx.error(f"d_model = {ctx.d_model} is not divisible by n_heads = {config.n_heads}; give head_dim")
+        self.head_dim = config.head_dim or ctx.d_model // config.n_heads
+        inner, kv = config.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        self.q_proj = nn.Linear(ctx.d_model, q_width or inner, bias=qkv_bias, **ctx.factory)
+        self.k_proj = nn.Linear(ctx.d_model, kv, bias=qkv_bias, **ctx.factory)
+        self.v_proj = nn.Linear(ctx.d_model, kv, bias=qkv_bias, **ctx.factory)
+        self.out_proj = nn.Linear(inner, ctx.d_model, bias=out_bias, **ctx.factory)
+        head = ctx.child("position", d_model=self.head_dim)
+        self.place(config.position.build_at(head, *sites))
+        self.q_norm = None if qk_norm is None else qk_norm.build(head)
+        self.k_norm = None if qk_norm is None else qk_norm.build(head)
+        self.attention = ctx.bind_kernel(
+            self.op, config.kernel, sizes=self.kernel_sizes(), features=(features or set()) | self._features()
+        )
+
+    def kernel_sizes(self) -> dict[str, int]:
+        """Sizes of a call of the op."""
+        return {
+            "n_heads": self.n_heads, "n_kv_heads": self.n_kv_heads, "head_dim": self.head_dim, "v_dim": self.head_dim,
+        }
+
+    def _features(self) -> set[str]:
+        has = {
+            "window": self.window is not None, "softcap": self.softcap is not None, "dropout": self.dropout > 0,
+            "non_causal": not self.causal, "slopes": isinstance(self.position, BiasPosition),
+        }
+        return {name for name, on in has.items() if on}
+
+    def param_specs(self) -> dict[str, ParamSpec]:
+        return {"out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)}
+
+    def held_shapes(self) -> dict[str, tuple[int, ...]]:
+        return dict.fromkeys(("k", "v"), (self.n_kv_heads, self.head_dim))
+
+    def project(
+        self, x: Tensor, positions: Tensor, segments: Segments | None, leaf: Growing | Ring | None
+    ) -> Projected:
+        flat, gate = self.queries(x)
+        q, k = self.normed(flat, self.q_norm), self.normed(self.k_proj(x), self.k_norm)
+        q, k = told(self.position, q, k, positions, segments, leaf)
+        v = self.v_proj(x).unflatten(-1, (self.n_kv_heads, self.head_dim))
+        return Projected(q, {"k": k, "v": v}, gate)
+
+    def queries(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(b t d) to the queries of all heads side by side, and their gates where there are any."""
+        return self.q_proj(x), None
+
+    def normed(self, projected: Tensor, norm: nn.Module | None) -> Tensor:
+        """(b t h k): cut into heads, and normalised where there is a norm."""
+        heads: Tensor = projected.unflatten(-1, (-1, self.head_dim))
+        return heads if norm is None else norm(heads)
+
+    def read(self, q: Tensor, held: Held, mask: AttentionMask) -> Tensor:
+        return self.score(q, held["k"], held["v"], mask, self.run)
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, **more: Any) -> Tensor:
+        """The op on one call."""
+        dropout = self.dropout if self.training else 0.0
+        y: Tensor = self.attention(q, k, v, mask, scale=self.scale, dropout_p=dropout, n_tokens=q.shape[1], **more)
+        return y
+
+    def leave(self, y: Tensor, gate: Tensor | None) -> Tensor:
+        y = y.flatten(-2)
+        out: Tensor = self.out_proj(y if gate is None else y * torch.sigmoid(gate))
+        return out
