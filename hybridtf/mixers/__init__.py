@@ -12,13 +12,14 @@ from hybridtf.mixers.gated_attention import GatedAttention, GatedAttentionConfig
 from hybridtf.mixers.linear_attention import LinearAttention, LinearAttentionConfig
 from hybridtf.mixers.mamba import Mamba, MambaConfig
 from hybridtf.mixers.mamba2 import Mamba2, Mamba2Config
+from hybridtf.mixers.mla import MLA, MLAConfig
 from hybridtf.mixers.rg_lru import GriffinRecurrent, GriffinRecurrentConfig, RGLRUConfig, RGLRUMixer
 from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfig, RNNConfig
 
 __all__ = [
-    "Attention", "AttentionConfig", "GRUConfig", "GatedAttention", "GatedAttentionConfig", "GriffinRecurrent",
-    "GriffinRecurrentConfig", "LSTMConfig", "LinearAttention", "LinearAttentionConfig", "Mamba", "Mamba2", "Mamba2Config",
-    "MambaConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig",
+    "MLA", "Attention", "AttentionConfig", "GRUConfig", "GatedAttention", "GatedAttentionConfig", "GriffinRecurrent",
+    "GriffinRecurrentConfig", "LSTMConfig", "LinearAttention", "LinearAttentionConfig", "MLAConfig", "Mamba", "Mamba2",
+    "Mamba2Config", "MambaConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig",
 ]
 
 
@@ -27,6 +28,7 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
     return (
         AttentionConfig, *attention.PRESETS,
         GatedAttentionConfig,
+        MLAConfig,
         MambaConfig,
         Mamba2Config,
         RGLRUConfig,
