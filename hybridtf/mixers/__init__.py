@@ -8,6 +8,8 @@ from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
 from hybridtf.mixers import attention
 from hybridtf.mixers.attention import Attention, AttentionConfig
+from hybridtf.mixers.cross_attention import CrossAttention, CrossAttentionConfig
+from hybridtf.mixers.differential_attention import DifferentialAttention, DifferentialAttentionConfig
 from hybridtf.mixers.gated_attention import GatedAttention, GatedAttentionConfig
 from hybridtf.mixers.linear_attention import LinearAttention, LinearAttentionConfig
 from hybridtf.mixers.mamba import Mamba, MambaConfig
@@ -17,7 +19,8 @@ from hybridtf.mixers.rg_lru import GriffinRecurrent, GriffinRecurrentConfig, RGL
 from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfig, RNNConfig
 
 __all__ = [
-    "MLA", "Attention", "AttentionConfig", "GRUConfig", "GatedAttention", "GatedAttentionConfig", "GriffinRecurrent",
+    "MLA", "Attention", "AttentionConfig", "CrossAttention", "CrossAttentionConfig", "DifferentialAttention",
+    "DifferentialAttentionConfig", "GRUConfig", "GatedAttention", "GatedAttentionConfig", "GriffinRecurrent",
     "GriffinRecurrentConfig", "LSTMConfig", "LinearAttention", "LinearAttentionConfig", "MLAConfig", "Mamba", "Mamba2",
     "Mamba2Config", "MambaConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig",
 ]
@@ -27,6 +30,8 @@ __all__ = [
 def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
     return (
         AttentionConfig, *attention.PRESETS,
+        CrossAttentionConfig,
+        DifferentialAttentionConfig,
         GatedAttentionConfig,
         MLAConfig,
         MambaConfig,

@@ -47,7 +47,7 @@ class GatedAttention(HeadsMixer):
 
     def __init__(self, config: GatedAttentionConfig, ctx: BuildContext) -> None:
         self.dropout = config.dropout
-        inner = config.n_heads * (config.head_dim or ctx.d_model // config.n_heads)
+        inner = config.n_heads * config.width_in(ctx)
         super().__init__(
             config, ctx, q_width=2 * inner, qkv_bias=config.bias, out_bias=config.bias, qk_norm=config.qk_norm
         )

@@ -8,7 +8,7 @@ from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 from hybridtf.nn.activations import Activation, GateOptions, activation
 from hybridtf.nn.feature_maps import FEATURE_MAPS, FeatureMap
-from hybridtf.nn.heads_mixer import HeadsConfig, HeadsMixer
+from hybridtf.nn.heads_mixer import HeadCountsConfig, HeadsConfig, HeadsMixer
 from hybridtf.nn.norms import (
     GatedRMSNorm,
     GroupNormConfig,
@@ -50,11 +50,11 @@ from hybridtf.nn.softmax_mixer import Held, Projected, SoftmaxMixer
 
 __all__ = [
     "FEATURE_MAPS", "RGLRU", "Activation", "Alibi", "AlibiConfig", "DropPath", "DynamicNTKScaling", "FeatureMap",
-    "GateOptions", "GatedRMSNorm", "GroupNormConfig", "HeadsConfig", "HeadsMixer", "Held", "LayerNorm", "LayerNormConfig",
-    "LearnedPosition", "LearnedPositionConfig", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "NTKScaling", "NoNorm",
-    "NoNormConfig", "NoPositionConfig", "Projected", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig", "RopeScaling",
-    "ShortConv", "ShortConvs", "SinusoidalPosition", "SinusoidalPositionConfig", "SoftmaxMixer", "TokenShift", "XPos",
-    "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "l2_normalised", "token_positions", "told",
+    "GateOptions", "GatedRMSNorm", "GroupNormConfig", "HeadCountsConfig", "HeadsConfig", "HeadsMixer", "Held", "LayerNorm",
+    "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig", "LinearScaling", "Llama3Scaling", "LongRopeScaling",
+    "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "Projected", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig",
+    "RopeScaling", "ShortConv", "ShortConvs", "SinusoidalPosition", "SinusoidalPositionConfig", "SoftmaxMixer", "TokenShift",
+    "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "l2_normalised", "token_positions", "told",
 ]
 
 

@@ -30,16 +30,14 @@ from hybridtf.nn.softmax_mixer import Held, Projected, SoftmaxMixer
 from hybridtf.ops.attention import AttentionMask
 
 
-class HeadsConfig(SequenceMixerConfig):
-    """What all mixers of heads are told."""
+class HeadCountsConfig(SequenceMixerConfig):
+    """How many heads there are, and how wide."""
 
     n_heads: int = Field(gt=0)
     n_kv_heads: int | None = Field(default=None, gt=0)
     """Heads of keys and values, each read by n_heads / n_kv_heads query heads in a row. None: as many as ``n_heads``."""
     head_dim: int | None = Field(default=None, gt=0)
     """None: d_model / n_heads."""
-    position: Component[PositionConfig] = Field(default_factory=RopeConfig)
-    """Told on queries and keys (``rope``, ``xpos``), on scores (``alibi``), or nowhere (``none``)."""
     kernel: str = "auto"
 
     @model_validator(mode="after")
@@ -48,13 +46,30 @@ class HeadsConfig(SequenceMixerConfig):
             raise ValueError(f"n_heads = {self.n_heads} is not divisible by n_kv_heads = {self.n_kv_heads}")
         return self
 
+    def width_in(self, ctx: BuildContext, multiple: int = 1) -> int:
+        """``head_dim``, given or of the model's width over ``multiple`` times the heads.
+
+        Raises :class:`ConfigError` where that does not divide.
+        """
+        heads, times = self.n_heads * multiple, "" if multiple == 1 else f"{multiple} x "
+        if self.head_dim is None and ctx.d_model % heads:
+            raise ctx.error(f"d_model = {ctx.d_model} is not divisible by {times}n_heads = {heads}; give head_dim")
+        return self.head_dim or ctx.d_model // heads
+
+
+class HeadsConfig(HeadCountsConfig):
+    """What all mixers of heads with positions are told."""
+
+    position: Component[PositionConfig] = Field(default_factory=RopeConfig)
+    """Told on queries and keys (``rope``, ``xpos``), on scores (``alibi``), or nowhere (``none``)."""
+
 
 class HeadsMixer(SoftmaxMixer):
     """Projects queries, keys and values, holds keys and values, and ends in ``out_proj``.
 
     ``q_width``: output width of ``q_proj``, where it has more than the queries. ``features``: what is asked of the kernel
     beside what this base knows; ``dropout`` and ``scale`` (None: head_dim ** -0.5) go to it at each call. ``sites``: where
-    positions may be told.
+    positions may be told. ``multiple``: query heads of width ``head_dim`` for each of the config's, and key heads likewise.
     """
 
     op = "attention"
@@ -66,14 +81,12 @@ class HeadsMixer(SoftmaxMixer):
     def __init__(
         self, config: HeadsConfig, ctx: BuildContext, *, q_width: int | None = None, qkv_bias: bool = False,
         out_bias: bool = False, qk_norm: NormConfig | None = None, features: set[str] | None = None,
-        sites: tuple[Site, ...] = ("qk", "bias"),
+        sites: tuple[Site, ...] = ("qk", "bias"), multiple: int = 1,
     ) -> None:
         super().__init__()
-        self.causal, self.n_heads, self.n_kv_heads = ctx.causal, config.n_heads, config.n_kv_heads or config.n_heads
-        if config.head_dim is None and ctx.d_model % config.n_heads:
-            raise ctx.error(f"d_model = {ctx.d_model} is not divisible by n_heads = {config.n_heads}; give head_dim")
-        self.head_dim = config.head_dim or ctx.d_model // config.n_heads
-        inner, kv = config.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        self.causal, self.head_dim = ctx.causal, config.width_in(ctx, multiple)
+        self.n_heads, self.n_kv_heads = config.n_heads * multiple, (config.n_kv_heads or config.n_heads) * multiple
+        inner, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         self.q_proj = nn.Linear(ctx.d_model, q_width or inner, bias=qkv_bias, **ctx.factory)
         self.k_proj = nn.Linear(ctx.d_model, kv, bias=qkv_bias, **ctx.factory)
         self.v_proj = nn.Linear(ctx.d_model, kv, bias=qkv_bias, **ctx.factory)
@@ -111,7 +124,7 @@ class HeadsMixer(SoftmaxMixer):
         flat, gate = self.queries(x)
         q, k = self.normed(flat, self.q_norm), self.normed(self.k_proj(x), self.k_norm)
         q, k = told(self.position, q, k, positions, segments, leaf)
-        v = self.v_proj(x).unflatten(-1, (self.n_kv_heads, self.head_dim))
+        v = self.v_proj(x).unflatten(-1, self.held_shapes()["v"])
         return Projected(q, {"k": k, "v": v}, gate)
 
     def queries(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
