@@ -17,12 +17,14 @@ from hybridtf.mixers.mamba2 import Mamba2, Mamba2Config
 from hybridtf.mixers.mla import MLA, MLAConfig
 from hybridtf.mixers.rg_lru import GriffinRecurrent, GriffinRecurrentConfig, RGLRUConfig, RGLRUMixer
 from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfig, RNNConfig
+from hybridtf.mixers.talking_heads import TalkingHeads, TalkingHeadsConfig
 
 __all__ = [
     "MLA", "Attention", "AttentionConfig", "CrossAttention", "CrossAttentionConfig", "DifferentialAttention",
     "DifferentialAttentionConfig", "GRUConfig", "GatedAttention", "GatedAttentionConfig", "GriffinRecurrent",
     "GriffinRecurrentConfig", "LSTMConfig", "LinearAttention", "LinearAttentionConfig", "MLAConfig", "Mamba", "Mamba2",
-    "Mamba2Config", "MambaConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig",
+    "Mamba2Config", "MambaConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig", "TalkingHeads",
+    "TalkingHeadsConfig",
 ]
 
 
@@ -34,6 +36,7 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         DifferentialAttentionConfig,
         GatedAttentionConfig,
         MLAConfig,
+        TalkingHeadsConfig,
         MambaConfig,
         Mamba2Config,
         RGLRUConfig,
