@@ -13,8 +13,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from hybridtf.core import BuildContext, Component, NormConfig, ParamSpec, Preset, init
-from hybridtf.nn import HeadsConfig, HeadsMixer
+from hybridtf.core import BuildContext, Component, ConfigError, Edges, NormConfig, ParamSpec, Preset, Segments, init
+from hybridtf.nn import HeadsConfig, HeadsMixer, Held
+
+VALUES = "attention_values"
+"""The edge by which the first layer's values reach later ones."""
 
 
 class AttentionConfig(HeadsConfig):
@@ -43,6 +46,13 @@ class AttentionConfig(HeadsConfig):
     out_bias: bool = False
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """On the attention weights, in training."""
+    value_residual: Literal["first", "later"] | None = None
+    """Later layers mix the first layer's values into theirs, v = m_0 v_first + m_1 v, with two learned numbers that start at
+    0.5 (https://arxiv.org/abs/2410.17897). The block of the first such layer says ``first``, that of the others ``later``."""
+
+    def edge_shapes(self, d_model: int) -> dict[str, tuple[int, ...]]:
+        """Of the first layer's values, after (b, t)."""
+        return {VALUES: (self.n_kv_heads or self.n_heads, self.head_dim or d_model // self.n_heads)}
 
     @classmethod
     def tiny(cls) -> Self:
@@ -65,12 +75,31 @@ class Attention(HeadsMixer):
         inner = config.n_heads * self.head_dim
         self.gate_proj = nn.Linear(ctx.d_model, inner, bias=False, **ctx.factory) if config.output_gate else None
         self.sinks = nn.Parameter(torch.zeros(config.n_heads, **ctx.factory)) if config.sinks else None
+        self.value_mix = nn.Parameter(torch.empty(2, **ctx.factory)) if config.value_residual == "later" else None
+        self.writes = (VALUES,) if config.value_residual == "first" else ()
+        self.reads = (VALUES,) if config.value_residual == "later" else ()
         if config.kernel == "flash":
             self.cannot["compile"] = "the flash kernel cuts documents out of a batch, and has to look where they are"
 
     def param_specs(self) -> dict[str, ParamSpec]:
         specs = super().param_specs()
+        if self.value_mix is not None:
+            specs["value_mix"] = ParamSpec("state", init.constant(0.5))
         return {**specs, "sinks": ParamSpec("state", init.normal(0.02))} if self.sinks is not None else specs
+
+    def exchange(self, held: Held, edges: Edges, segments: Segments | None) -> tuple[Held, Edges]:
+        if self.value_mix is None:
+            return held, {VALUES: held["v"]} if self.writes else {}
+        first, v = edges[VALUES], held["v"]
+        if first.shape != v.shape:
+            raise ConfigError(
+                f"value_residual: the first layer's values have (heads, width) {tuple(first.shape[2:])}, "
+                f"this layer's {tuple(v.shape[2:])}: they must agree"
+            )
+        if segments is not None:
+            first = first.masked_fill(~segments.real[..., None, None], 0)
+        m = self.value_mix.to(v.dtype)
+        return {**held, "v": m[0] * first.to(v.dtype) + m[1] * v}, {}
 
     def queries(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return self.q_proj(x), None if self.gate_proj is None else self.gate_proj(x)

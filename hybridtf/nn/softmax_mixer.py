@@ -20,6 +20,8 @@ from hybridtf.core import (
     BiasPosition,
     ConfigError,
     Context,
+    Edges,
+    Extras,
     Growing,
     Law,
     Position,
@@ -90,6 +92,10 @@ class SoftmaxMixer(SequenceMixer):
     def leave(self, y: Tensor, gate: Tensor | None) -> Tensor:
         """The heads' output (b t h v) to the mixer's (b t d)."""
 
+    def exchange(self, held: Held, edges: Edges, segments: Segments | None) -> tuple[Held, Edges]:
+        """What is to be held, after the edges that the mixer reads; and the edges that it writes."""
+        return held, {}
+
     # -- what comes with it --------------------------------------------------------------------------------------------
 
     def place(self, position: Position | None) -> None:
@@ -112,13 +118,15 @@ class SoftmaxMixer(SequenceMixer):
 
     def forward(
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, context: Context | None = None,
-        keep: int = 0,
+        keep: int = 0, edges: Edges | None = None,
     ) -> tuple[Any, ...]:
         leaf = state if isinstance(state, Growing | Ring) else None
         x, positions = self.enter(x, segments, state, leaf)
         q, new, gate = self.project(x, positions, segments, leaf)
+        new, written = self.exchange(new, edges or {}, segments)
         y, after = self.attend(q, new, positions, segments, leaf, keep)
-        return self.leave(y, gate), state if leaf is None else after
+        out = (self.leave(y, gate), state if leaf is None else after)
+        return (*out, Extras(edges=written)) if self.extra_results() else out
 
     def enter(
         self, x: Tensor, segments: Segments | None, state: State | None, leaf: Growing | Ring | None
