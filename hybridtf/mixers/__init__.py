@@ -18,13 +18,14 @@ from hybridtf.mixers.mla import MLA, MLAConfig
 from hybridtf.mixers.rg_lru import GriffinRecurrent, GriffinRecurrentConfig, RGLRUConfig, RGLRUMixer
 from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfig, RNNConfig
 from hybridtf.mixers.talking_heads import TalkingHeads, TalkingHeadsConfig
+from hybridtf.mixers.tiled_attention import TiledAttention, TiledAttentionConfig
 
 __all__ = [
     "MLA", "Attention", "AttentionConfig", "CrossAttention", "CrossAttentionConfig", "DifferentialAttention",
     "DifferentialAttentionConfig", "GRUConfig", "GatedAttention", "GatedAttentionConfig", "GriffinRecurrent",
     "GriffinRecurrentConfig", "LSTMConfig", "LinearAttention", "LinearAttentionConfig", "MLAConfig", "Mamba", "Mamba2",
     "Mamba2Config", "MambaConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig", "TalkingHeads",
-    "TalkingHeadsConfig",
+    "TalkingHeadsConfig", "TiledAttention", "TiledAttentionConfig",
 ]
 
 
@@ -37,6 +38,7 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         GatedAttentionConfig,
         MLAConfig,
         TalkingHeadsConfig,
+        TiledAttentionConfig,
         MambaConfig,
         Mamba2Config,
         RGLRUConfig,

@@ -24,11 +24,11 @@ def test_later_layers_attend_to_mixed_values():
     values = extras.edges["attention_values"]
     torch.testing.assert_close(values.flatten(2), first.v_proj(x))
     with torch.no_grad():
-        later.value_mix.copy_(torch.tensor([0.3, -1.2]))
+        later.value_mix.copy_(torch.tensor([0.25, -1.25]))
     got, _ = later(x, edges=extras.edges)
     plain = build(None)
     plain.load_state_dict({n: p for n, p in later.state_dict().items() if n != "value_mix"})
-    mixed = 0.3 * values.flatten(2) - 1.2 * later.v_proj(x)
+    mixed = 0.25 * values.flatten(2) - 1.25 * later.v_proj(x)
     plain.v_proj.forward = lambda _: mixed
     torch.testing.assert_close(got, plain(x)[0], rtol=0, atol=1e-14)
 
