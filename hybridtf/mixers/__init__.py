@@ -8,6 +8,7 @@ from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
 from hybridtf.mixers import attention
 from hybridtf.mixers.attention import Attention, AttentionConfig
+from hybridtf.mixers.cca import CCA, CCAConfig
 from hybridtf.mixers.cross_attention import CrossAttention, CrossAttentionConfig
 from hybridtf.mixers.differential_attention import DifferentialAttention, DifferentialAttentionConfig
 from hybridtf.mixers.gated_attention import GatedAttention, GatedAttentionConfig
@@ -21,11 +22,11 @@ from hybridtf.mixers.talking_heads import TalkingHeads, TalkingHeadsConfig
 from hybridtf.mixers.tiled_attention import TiledAttention, TiledAttentionConfig
 
 __all__ = [
-    "MLA", "Attention", "AttentionConfig", "CrossAttention", "CrossAttentionConfig", "DifferentialAttention",
-    "DifferentialAttentionConfig", "GRUConfig", "GatedAttention", "GatedAttentionConfig", "GriffinRecurrent",
-    "GriffinRecurrentConfig", "LSTMConfig", "LinearAttention", "LinearAttentionConfig", "MLAConfig", "Mamba", "Mamba2",
-    "Mamba2Config", "MambaConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig", "TalkingHeads",
-    "TalkingHeadsConfig", "TiledAttention", "TiledAttentionConfig",
+    "CCA", "MLA", "Attention", "AttentionConfig", "CCAConfig", "CrossAttention", "CrossAttentionConfig",
+    "DifferentialAttention", "DifferentialAttentionConfig", "GRUConfig", "GatedAttention", "GatedAttentionConfig",
+    "GriffinRecurrent", "GriffinRecurrentConfig", "LSTMConfig", "LinearAttention", "LinearAttentionConfig", "MLAConfig",
+    "Mamba", "Mamba2", "Mamba2Config", "MambaConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent",
+    "RecurrentConfig", "TalkingHeads", "TalkingHeadsConfig", "TiledAttention", "TiledAttentionConfig",
 ]
 
 
@@ -33,6 +34,7 @@ __all__ = [
 def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
     return (
         AttentionConfig, *attention.PRESETS,
+        CCAConfig,
         CrossAttentionConfig,
         DifferentialAttentionConfig,
         GatedAttentionConfig,

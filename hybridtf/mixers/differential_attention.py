@@ -80,7 +80,7 @@ class DifferentialAttention(HeadsMixer):
 
     def read(self, q: Tensor, held: Held, mask: AttentionMask) -> Tensor:
         pairs = zip(q.chunk(2, dim=2), held["k"].chunk(2, dim=2), strict=True)
-        first, second = (self.score(part, k, held["v"], mask, self.run) for part, k in pairs)
+        first, second = (self.score(part, k, held["v"], mask) for part, k in pairs)
         wide = accumulation_dtype(q.dtype)
         return (first.to(wide) - self.weight_of_second() * second.to(wide)).to(q.dtype)
 

@@ -82,7 +82,7 @@ class MLA(SoftmaxMixer):
 
     def __init__(self, config: MLAConfig, ctx: BuildContext) -> None:
         super().__init__()
-        self.config, self.causal = config, ctx.causal
+        self.config, self.causal, self.dropout = config, ctx.causal, config.dropout
         h, rank, rope = config.n_heads, config.kv_lora_rank, config.qk_rope_head_dim
         self.qk_dim = config.qk_nope_head_dim + rope
         self._queries(config, ctx)
@@ -138,7 +138,7 @@ class MLA(SoftmaxMixer):
             [config.qk_nope_head_dim, config.v_head_dim], dim=-1
         )
         k = torch.cat([k, k_rope[:, :, None].expand(-1, -1, config.n_heads, -1)], dim=-1)
-        return self._run(q, k, v, mask)
+        return self.run(q, k, v, mask)
 
     def _absorbs(self, n_queries: int, n_held: int) -> bool:
         """Whether it is cheaper not to make keys and values: multiplications per held token and head."""
@@ -153,13 +153,8 @@ class MLA(SoftmaxMixer):
         of_keys, of_values = per_head.split([c.qk_nope_head_dim, c.v_head_dim], dim=1)
         q, q_rope = q.split([c.qk_nope_head_dim, c.qk_rope_head_dim], dim=-1)
         q = torch.cat([torch.einsum("bthn,hnr->bthr", q, of_keys), q_rope], dim=-1)
-        y = self._run(q, latent[:, :, None], latent[:, :, None], mask)
+        y = self.run(q, latent[:, :, None], latent[:, :, None], mask)
         return torch.einsum("bthr,hvr->bthv", y[..., : c.kv_lora_rank], of_values)
-
-    def _run(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
-        dropout = self.config.dropout if self.training else 0.0
-        y: Tensor = self.attention(q, k, v, mask, scale=self.scale, dropout_p=dropout, n_tokens=q.shape[1])
-        return y
 
     def leave(self, y: Tensor, gate: Tensor | None) -> Tensor:
         out: Tensor = self.out_proj(y.flatten(-2))

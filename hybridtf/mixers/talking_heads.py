@@ -9,7 +9,7 @@ Axes: b batch, t time, s keys, d d_model, h heads, g kv heads, k head_dim.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import model_validator
@@ -63,6 +63,6 @@ class TalkingHeads(HeadsMixer):
         specs = {name: ParamSpec("matrix", fan_in(mix)) for name, mix in mixes.items() if mix is not None}
         return {**super().param_specs(), **specs}
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, **more: Any) -> Tensor:
-        y: Tensor = self.attention(q, k, v, mask, self.score_mix, self.weight_mix, n_tokens=q.shape[1], **more)
+    def run(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
+        y: Tensor = self.attention(q, k, v, mask, self.score_mix, self.weight_mix, n_tokens=q.shape[1])
         return y

@@ -45,16 +45,17 @@ from hybridtf.nn.positions import (
 )
 from hybridtf.nn.regularise import DropPath
 from hybridtf.nn.rg_lru import RGLRU
-from hybridtf.nn.short_conv import ShortConv, ShortConvs, TokenShift
-from hybridtf.nn.softmax_mixer import Held, Projected, SoftmaxMixer
+from hybridtf.nn.short_conv import HeadConv, ShortConv, ShortConvs, TokenShift
+from hybridtf.nn.softmax_mixer import Held, HeldAttention, Projected, SoftmaxMixer
 
 __all__ = [
     "FEATURE_MAPS", "RGLRU", "Activation", "Alibi", "AlibiConfig", "DropPath", "DynamicNTKScaling", "FeatureMap",
-    "GateOptions", "GatedRMSNorm", "GroupNormConfig", "HeadCountsConfig", "HeadsConfig", "HeadsMixer", "Held", "LayerNorm",
-    "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig", "LinearScaling", "Llama3Scaling", "LongRopeScaling",
-    "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "Projected", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig",
-    "RopeScaling", "ShortConv", "ShortConvs", "SinusoidalPosition", "SinusoidalPositionConfig", "SoftmaxMixer", "TokenShift",
-    "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "l2_normalised", "token_positions", "told",
+    "GateOptions", "GatedRMSNorm", "GroupNormConfig", "HeadConv", "HeadCountsConfig", "HeadsConfig", "HeadsMixer", "Held",
+    "HeldAttention", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig", "LinearScaling",
+    "Llama3Scaling", "LongRopeScaling", "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "Projected", "RMSNorm",
+    "RMSNormConfig", "Rope", "RopeConfig", "RopeScaling", "ShortConv", "ShortConvs", "SinusoidalPosition",
+    "SinusoidalPositionConfig", "SoftmaxMixer", "TokenShift", "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype",
+    "activation", "l2_normalised", "token_positions", "told",
 ]
 
 

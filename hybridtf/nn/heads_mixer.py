@@ -5,7 +5,7 @@ Axes: b batch, t time, s held tokens, d d_model, h heads, g kv heads, k head_dim
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
 import torch
 from pydantic import Field, model_validator
@@ -68,15 +68,12 @@ class HeadsMixer(SoftmaxMixer):
     """Projects queries, keys and values, holds keys and values, and ends in ``out_proj``.
 
     ``q_width``: output width of ``q_proj``, where it has more than the queries. ``features``: what is asked of the kernel
-    beside what this base knows; ``dropout`` and ``scale`` (None: head_dim ** -0.5) go to it at each call. ``sites``: where
-    positions may be told. ``multiple``: query heads of width ``head_dim`` for each of the config's, and key heads likewise.
+    beside what this base knows. ``sites``: where positions may be told. ``multiple``: query heads of width ``head_dim`` for
+    each of the config's, and key heads likewise.
     """
 
     op = "attention"
     """The op that scores: called as ``attention`` is."""
-
-    dropout: float = 0.0
-    scale: float | None = None
 
     def __init__(
         self, config: HeadsConfig, ctx: BuildContext, *, q_width: int | None = None, qkv_bias: bool = False,
@@ -137,13 +134,7 @@ class HeadsMixer(SoftmaxMixer):
         return heads if norm is None else norm(heads)
 
     def read(self, q: Tensor, held: Held, mask: AttentionMask) -> Tensor:
-        return self.score(q, held["k"], held["v"], mask, self.run)
-
-    def run(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, **more: Any) -> Tensor:
-        """The op on one call."""
-        dropout = self.dropout if self.training else 0.0
-        y: Tensor = self.attention(q, k, v, mask, scale=self.scale, dropout_p=dropout, n_tokens=q.shape[1], **more)
-        return y
+        return self.score(q, held["k"], held["v"], mask)
 
     def leave(self, y: Tensor, gate: Tensor | None) -> Tensor:
         y = y.flatten(-2)

@@ -1,7 +1,7 @@
 """The base of mixers whose queries look at tokens that the state holds: keys and values, or latents of them.
 
-A mixer gives :meth:`~SoftmaxMixer.project` (queries, and what is held of each token), :meth:`~SoftmaxMixer.read` (softmax over
-what is held) and :meth:`~SoftmaxMixer.leave`. Documents, pads, positions, windows, prefixes and decoding come with the base.
+A mixer gives :meth:`~SoftmaxMixer.project` (queries, and what is held of each token), :meth:`~HeldAttention.read` (softmax over
+what is held) and :meth:`~SoftmaxMixer.leave`. Documents, pads, windows, prefixes and decoding come with the bases.
 
 Axes: b batch, t time, s held tokens, d d_model, h heads, g kv heads, k key dim.
 """
@@ -9,7 +9,7 @@ Axes: b batch, t time, s held tokens, d d_model, h heads, g kv heads, k key dim.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -39,9 +39,6 @@ from hybridtf.ops.attention import AttentionMask
 Held: TypeAlias = Mapping[str, Tensor]
 """What is held of each token, by name, each (b s ...)."""
 
-Score: TypeAlias = Callable[[Tensor, Tensor, Tensor, AttentionMask], Tensor]
-"""q (b t h k), k (b s g k), v (b s g v) and the mask to (b t h v)."""
-
 
 class Projected(NamedTuple):
     """What a call's tokens are made into."""
@@ -54,11 +51,12 @@ class Projected(NamedTuple):
     """(b t ...) what the output is multiplied by, where there is a gate."""
 
 
-class SoftmaxMixer(SequenceMixer):
-    """Its state is a ``Growing`` of what it holds, or a ``Ring`` with a window.
+class HeldAttention(SequenceMixer):
+    """Attention over what a ``Growing``, or a ``Ring`` with a window, holds of each token.
 
-    ``__init__`` of a mixer sets ``causal``, ``attention`` (the op that scores, or another that tells dtype and device) and,
-    through :meth:`place`, the position.
+    A mixer that carries more than that writes its own ``forward`` of :meth:`enter` and :meth:`attend`. ``__init__`` of a mixer
+    sets ``causal``, ``attention`` (the op that scores, which also knows dtype and device) and, through :meth:`place`, the
+    position.
     """
 
     causal_only = False
@@ -69,6 +67,10 @@ class SoftmaxMixer(SequenceMixer):
     window: int | None = None
     """Tokens that a token sees, itself included."""
     softcap: float | None = None
+    dropout: float = 0.0
+    """On the weights, in training."""
+    scale: float | None = None
+    """Of the scores. None: k ** -0.5."""
     sinks: Tensor | None
     position: Position | None
 
@@ -79,22 +81,8 @@ class SoftmaxMixer(SequenceMixer):
         """What is held of one token: shapes by name."""
 
     @abstractmethod
-    def project(
-        self, x: Tensor, positions: Tensor, segments: Segments | None, leaf: Growing | Ring | None
-    ) -> Projected:
-        """The call's tokens (b t d), with ``positions`` (b t) told."""
-
-    @abstractmethod
     def read(self, q: Tensor, held: Held, mask: AttentionMask) -> Tensor:
         """Queries (b t h k) over what is held (b s ...), in q's dtype."""
-
-    @abstractmethod
-    def leave(self, y: Tensor, gate: Tensor | None) -> Tensor:
-        """The heads' output (b t h v) to the mixer's (b t d)."""
-
-    def exchange(self, held: Held, edges: Edges, segments: Segments | None) -> tuple[Held, Edges]:
-        """What is to be held, after the edges that the mixer reads; and the edges that it writes."""
-        return held, {}
 
     # -- what comes with it --------------------------------------------------------------------------------------------
 
@@ -115,18 +103,6 @@ class SoftmaxMixer(SequenceMixer):
         if self.window is not None:
             return Ring.empty(batch_size, self.held_shapes(), window=self.window, max_len=max_len, **where)
         return Growing.empty(batch_size, self.held_shapes(), max_len=max_len, **where)
-
-    def forward(
-        self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, context: Context | None = None,
-        keep: int = 0, edges: Edges | None = None,
-    ) -> tuple[Any, ...]:
-        leaf = state if isinstance(state, Growing | Ring) else None
-        x, positions = self.enter(x, segments, state, leaf)
-        q, new, gate = self.project(x, positions, segments, leaf)
-        new, written = self.exchange(new, edges or {}, segments)
-        y, after = self.attend(q, new, positions, segments, leaf, keep)
-        out = (self.leave(y, gate), state if leaf is None else after)
-        return (*out, Extras(edges=written)) if self.extra_results() else out
 
     def enter(
         self, x: Tensor, segments: Segments | None, state: State | None, leaf: Growing | Ring | None
@@ -158,13 +134,19 @@ class SoftmaxMixer(SequenceMixer):
         y = self._look(q, both, ids, pos, segments)
         return y, _stored(leaf, new, segments, keep)
 
-    def score(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scorer: Score) -> Tensor:
-        """``scorer``, of as many queries at a time as the position allows."""
+    def run(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
+        """The op on one call."""
+        dropout = self.dropout if self.training else 0.0
+        y: Tensor = self.attention(q, k, v, mask, scale=self.scale, dropout_p=dropout, n_tokens=q.shape[1])
+        return y
+
+    def score(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
+        """:meth:`run`, of as many queries at a time as the position allows."""
         position = self.position
         if isinstance(position, QueryKeyPosition) and (span := position.span(q.dtype)) is not None:
-            parts = [scorer(*part) for part in _read_in_spans(position, q, k, v, mask, span)]
+            parts = [self.run(*part) for part in _read_in_spans(position, q, k, v, mask, span)]
             return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        return scorer(q, k, v, mask)
+        return self.run(q, k, v, mask)
 
     def _attend_last(
         self, q: Tensor, positions: Tensor, segments: Segments | None, seen: Growing | Ring
@@ -208,6 +190,36 @@ class SoftmaxMixer(SequenceMixer):
         seen = torch.where(segments.ids == segments.carried[:, None], leaf.length[:, None], 0)
         if bool(((seen > 0) & (segments.prefix_len > seen)).any()):
             raise StateError("a prefix that is seen both ways must lie within one call: its first tokens are computed already")
+
+
+class SoftmaxMixer(HeldAttention):
+    """Attention of which every token is projected alone: a mixer gives :meth:`project`, :meth:`read` and :meth:`leave`."""
+
+    @abstractmethod
+    def project(
+        self, x: Tensor, positions: Tensor, segments: Segments | None, leaf: Growing | Ring | None
+    ) -> Projected:
+        """The call's tokens (b t d), with ``positions`` (b t) told."""
+
+    @abstractmethod
+    def leave(self, y: Tensor, gate: Tensor | None) -> Tensor:
+        """The heads' output (b t h v) to the mixer's (b t d)."""
+
+    def exchange(self, held: Held, edges: Edges, segments: Segments | None) -> tuple[Held, Edges]:
+        """What is to be held, after the edges that the mixer reads; and the edges that it writes."""
+        return held, {}
+
+    def forward(
+        self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, context: Context | None = None,
+        keep: int = 0, edges: Edges | None = None,
+    ) -> tuple[Any, ...]:
+        leaf = state if isinstance(state, Growing | Ring) else None
+        x, positions = self.enter(x, segments, state, leaf)
+        q, new, gate = self.project(x, positions, segments, leaf)
+        new, written = self.exchange(new, edges or {}, segments)
+        y, after = self.attend(q, new, positions, segments, leaf, keep)
+        out = (self.leave(y, gate), state if leaf is None else after)
+        return (*out, Extras(edges=written)) if self.extra_results() else out
 
 
 def _stored(leaf: Growing | Ring, new: Held, segments: Segments | None, keep: int) -> Growing | Ring:
