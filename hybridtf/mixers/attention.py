@@ -3,6 +3,8 @@
     y_t = out( sum_s softmax_s(scale q_t . k_s) v_s ),   s over the tokens of t's document that the mask allows
 
 Axes: b batch, t time, s keys, d d_model, h heads, g kv heads, k head_dim.
+
+No outside reference was run of ``value_residual``: it is held to the same attention over values mixed by hand.
 """
 
 from __future__ import annotations
