@@ -8,6 +8,7 @@ from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 from hybridtf.nn.activations import Activation, GateOptions, activation
 from hybridtf.nn.feature_maps import FEATURE_MAPS, FeatureMap, quadratic, taylor
+from hybridtf.nn.heads_mixer import HeadCountsConfig, HeadsConfig, HeadsMixer
 from hybridtf.nn.linear_heads import LinearHeads, Written, head_width, retention_log_decay
 from hybridtf.nn.low_rank import Adapted, LoraLinear, LoraOptions, LowRank, merge_low_rank
 from hybridtf.nn.lower_bounds import LowerBounds, log_forget
@@ -48,17 +49,19 @@ from hybridtf.nn.positions import (
 from hybridtf.nn.random_features import RandomFeatures, running_bound
 from hybridtf.nn.regularise import DropPath
 from hybridtf.nn.rg_lru import RGLRU
-from hybridtf.nn.short_conv import ShortConv, ShortConvs, TokenShift
+from hybridtf.nn.short_conv import HeadConv, ShortConv, ShortConvs, TokenShift
+from hybridtf.nn.softmax_mixer import Held, HeldAttention, Projected, SoftmaxMixer
 
 __all__ = [
     "FEATURE_MAPS", "RGLRU", "Activation", "Adapted", "Alibi", "AlibiConfig", "DropPath", "DynamicNTKScaling", "FeatureMap",
-    "GateOptions", "GatedRMSNorm", "GroupNormConfig", "LayerNorm", "LayerNormConfig", "LearnedPosition",
-    "LearnedPositionConfig", "LinearHeads", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions",
-    "LowRank", "LowerBounds", "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "RMSNorm", "RMSNormConfig",
-    "RandomFeatures", "Rope", "RopeConfig", "RopeScaling", "ShortConv", "ShortConvs", "SinusoidalPosition",
-    "SinusoidalPositionConfig", "TokenShift", "Written", "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype",
-    "activation", "head_width", "l2_normalised", "log_forget", "merge_low_rank", "quadratic", "retention_log_decay",
-    "running_bound", "taylor", "token_positions", "told",
+    "GateOptions", "GatedRMSNorm", "GroupNormConfig", "HeadConv", "HeadCountsConfig", "HeadsConfig", "HeadsMixer", "Held",
+    "HeldAttention", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig", "LinearHeads",
+    "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds", "NTKScaling",
+    "NoNorm", "NoNormConfig", "NoPositionConfig", "Projected", "RMSNorm", "RMSNormConfig", "RandomFeatures", "Rope",
+    "RopeConfig", "RopeScaling", "ShortConv", "ShortConvs", "SinusoidalPosition", "SinusoidalPositionConfig", "SoftmaxMixer",
+    "TokenShift", "Written", "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "head_width",
+    "l2_normalised", "log_forget", "merge_low_rank", "quadratic", "retention_log_decay", "running_bound", "taylor",
+    "token_positions", "told",
 ]
 
 

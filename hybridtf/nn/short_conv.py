@@ -1,4 +1,5 @@
-"""The short convolution as a part: its weights, its op and its state; several side by side; and the shift by one token."""
+"""The short convolution as a part: its weights, its op and its state; several side by side; one that mixes the channels of a
+head; and the shift by one token."""
 
 from __future__ import annotations
 
@@ -75,6 +76,53 @@ class ShortConvs(nn.Module):
 
     def _convs(self) -> list[tuple[str, ShortConv]]:
         return [(name, conv) for name, conv in self.named_children() if isinstance(conv, ShortConv)]
+
+
+class HeadConv(nn.Module):
+    """Causal convolution of ``d_conv`` taps that mixes the channels of each head: y_th = bias + sum_w weight_hw x_{t-w,h}.
+
+    Over ``ctx.d_model`` channels in ``n_heads`` equal heads. ``weight`` (c, c / n_heads, d_conv) as of a grouped ``nn.Conv1d``:
+    the last tap is of the token itself. Before a document's start there is zero.
+    """
+
+    def __init__(self, ctx: BuildContext, n_heads: int, d_conv: int, *, kernel: str = "auto") -> None:
+        super().__init__()
+        self.n_heads, self.d_conv, width = n_heads, d_conv, ctx.d_model
+        self.weight = nn.Parameter(torch.empty(width, width // n_heads, d_conv, **ctx.factory))
+        self.bias = nn.Parameter(torch.empty(width, **ctx.factory))
+        self.short_conv = ctx.bind_kernel("short_conv", kernel, sizes={"channels": width, "width": d_conv})
+
+    def param_specs(self) -> dict[str, ParamSpec]:
+        bound = self.weight[0].numel() ** -0.5
+        drawn = init.uniform(-bound, bound)
+        return {"weight": ParamSpec("conv", drawn), "bias": ParamSpec("bias", drawn)}
+
+    def init_state(self, batch_size: int) -> Fixed:
+        """The last ``d_conv - 1`` inputs of each row's document, zeros before its start."""
+        conv = self.short_conv
+        shapes = {"window": (self.d_conv - 1, self.weight.shape[0])}
+        return Fixed.empty(batch_size, shapes, dtype=conv.compute_dtype, device=conv.device)
+
+    def forward(
+        self, x: Tensor, segments: Segments | None, state: Fixed | None, *, offset: Tensor | None = None
+    ) -> tuple[Tensor, Fixed | None]:
+        """x (b t c) to y (b t c), and the state after it (None without one). ``offset`` (c) is added to every input, to the
+        zeros before a document's start too."""
+        window = None if state is None else state["window"].to(x.dtype)
+        weight = self.weight.to(x.dtype).unflatten(0, (self.n_heads, -1))  # [h, o, i, w]
+        y = self.bias.to(x.dtype)
+        if offset is not None:
+            y = y + torch.einsum("hoiw,hi->ho", weight, offset.to(x.dtype).view(self.n_heads, -1)).flatten()
+        last = x
+        for w in range(self.d_conv):
+            tap = x.new_zeros(x.shape[2], self.d_conv)
+            tap[:, w] = 1
+            delayed, last = self.short_conv(
+                x, tap, None, initial_state=window, segments=segments, activation=None, n_tokens=x.shape[1]
+            )
+            heads = delayed.unflatten(-1, (self.n_heads, -1))
+            y = y + torch.einsum("bthi,hoi->btho", heads, weight[..., w]).flatten(2)
+        return y, None if state is None else state.advance({"window": last.to(state["window"].dtype)}, segments, x.shape[1])
 
 
 class TokenShift(nn.Module):

@@ -17,6 +17,7 @@ from hybridtf.ops import (
     selective_scan,
     short_conv,
     ssd,
+    talking_attention,
     wkv,
 )
 
@@ -35,6 +36,7 @@ def hybridtf_kernels() -> Sequence[Kernel]:
         *dplr.KERNELS,
         *wkv.KERNELS,
         *log_linear.KERNELS,
+        *talking_attention.KERNELS,
     )
 
 

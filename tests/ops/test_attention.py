@@ -15,11 +15,12 @@ from hybridtf.ops.attention.blockwise import attention_blockwise
 from hybridtf.ops.attention.choose import chosen_form
 from hybridtf.ops.attention.flash import attention_flash
 from hybridtf.ops.attention.sdpa import attention_sdpa
+from hybridtf.ops.attention.tiled import attention_tiled
 from tests.ops.attention_cases import Case, check_equal, naive_attention, random_case, run, tensors
 
 ALL = {
     "reference": attention_reference, "torch": attention_torch, "sdpa": attention_sdpa,
-    "blockwise": attention_blockwise, "flash": attention_flash,
+    "blockwise": attention_blockwise, "flash": attention_flash, "tiled": attention_tiled,
 }
 every = pytest.mark.parametrize("fn", ALL.values(), ids=ALL)
 
@@ -238,7 +239,7 @@ def test_faults_are_named() -> None:
 
 def test_kernels_bind_by_priority() -> None:
     kernels = KernelSet(KERNELS)
-    assert [k.name for k in kernels.of("attention")] == ["torch", "reference", "flash"]
+    assert [k.name for k in kernels.of("attention")] == ["torch", "reference", "flash", "tiled"]
     bound = kernels.bind("attention", device=torch.device("cpu"), dtype=torch.float32)
     assert set(bound.chosen.values()) == {"torch"}
     case = tensors(1, 4, 4, 2, 1, 8, 8, dtype=torch.float32)

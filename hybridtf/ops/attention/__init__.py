@@ -20,6 +20,12 @@ def _why_not_flash(request: KernelRequest) -> str | None:
     return why_not_flash(request)
 
 
+def _why_not_tiled(request: KernelRequest) -> str | None:
+    from hybridtf.ops.attention.tiled import why_not_tiled
+
+    return why_not_tiled(request)
+
+
 # Functions of the module and no lambdas: a built model can be pickled.
 def _load_reference() -> Callable[..., Tensor]:
     return attention_reference
@@ -35,8 +41,15 @@ def _load_flash() -> Callable[..., Tensor]:
     return attention_flash
 
 
+def _load_tiled() -> Callable[..., Tensor]:
+    from hybridtf.ops.attention.tiled import attention_tiled
+
+    return attention_tiled
+
+
 KERNELS: tuple[Kernel, ...] = (
     Kernel("attention", "reference", 0, always, _load_reference),
     Kernel("attention", "torch", 10, always, _load_torch),
     Kernel("attention", "flash", -1, _why_not_flash, _load_flash),
+    Kernel("attention", "tiled", -2, _why_not_tiled, _load_tiled),
 )

@@ -1,0 +1,251 @@
+"""The base of mixers whose queries look at tokens that the state holds: keys and values, or latents of them.
+
+A mixer gives :meth:`~SoftmaxMixer.project` (queries, and what is held of each token), :meth:`~HeldAttention.read` (softmax over
+what is held) and :meth:`~SoftmaxMixer.leave`. Documents, pads, windows, prefixes and decoding come with the bases.
+
+Axes: b batch, t time, s held tokens, d d_model, h heads, g kv heads, k key dim.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from hybridtf.core import (
+    BiasPosition,
+    ConfigError,
+    Context,
+    Edges,
+    Extras,
+    Growing,
+    Law,
+    Position,
+    QueryKeyPosition,
+    Ring,
+    Segments,
+    SequenceMixer,
+    State,
+    StateError,
+)
+from hybridtf.core.kernels import OpKernel
+from hybridtf.nn.positions import token_positions
+from hybridtf.ops.attention import AttentionMask
+
+Held: TypeAlias = Mapping[str, Tensor]
+"""What is held of each token, by name, each (b s ...)."""
+
+
+class Projected(NamedTuple):
+    """What a call's tokens are made into."""
+
+    q: Tensor
+    """(b t h k)."""
+    held: Held
+    """What the state is to hold of each."""
+    gate: Tensor | None = None
+    """(b t ...) what the output is multiplied by, where there is a gate."""
+
+
+class HeldAttention(SequenceMixer):
+    """Attention over what a ``Growing``, or a ``Ring`` with a window, holds of each token.
+
+    A mixer that carries more than that writes its own ``forward`` of :meth:`enter` and :meth:`attend`. ``__init__`` of a mixer
+    sets ``causal``, ``attention`` (the op that scores, which also knows dtype and device) and, through :meth:`place`, the
+    position.
+    """
+
+    causal_only = False
+    takes: tuple[str, ...] = ("prefix_len",)
+
+    causal: bool
+    attention: OpKernel
+    window: int | None = None
+    """Tokens that a token sees, itself included."""
+    softcap: float | None = None
+    dropout: float = 0.0
+    """On the weights, in training."""
+    scale: float | None = None
+    """Of the scores. None: k ** -0.5."""
+    sinks: Tensor | None
+    position: Position | None
+
+    # -- what a mixer gives --------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def held_shapes(self) -> dict[str, tuple[int, ...]]:
+        """What is held of one token: shapes by name."""
+
+    @abstractmethod
+    def read(self, q: Tensor, held: Held, mask: AttentionMask) -> Tensor:
+        """Queries (b t h k) over what is held (b s ...), in q's dtype."""
+
+    # -- what comes with it --------------------------------------------------------------------------------------------
+
+    def place(self, position: Position | None) -> None:
+        """Take a position, with what it asks of its user."""
+        # Not defaults of the class, which would hide the parameter or module of an instance.
+        self.position, self.sinks = position, None
+        self.cannot: dict[Law, str] = {} if position is None else dict(position.cannot)
+        if isinstance(position, QueryKeyPosition):
+            self.causal_only, self.uses_max_len = position.causal_only, position.uses_max_len
+            if position.causal_only:
+                self.takes = ()  # a prefix is seen both ways
+
+    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
+        if not self.causal:
+            return ()
+        where: dict[str, Any] = {"dtype": self.attention.compute_dtype, "device": self.attention.device}
+        if self.window is not None:
+            return Ring.empty(batch_size, self.held_shapes(), window=self.window, max_len=max_len, **where)
+        return Growing.empty(batch_size, self.held_shapes(), max_len=max_len, **where)
+
+    def enter(
+        self, x: Tensor, segments: Segments | None, state: State | None, leaf: Growing | Ring | None
+    ) -> tuple[Tensor, Tensor]:
+        """The call's tokens, zero at pads, and their positions (b t), once it is clear that the call may be made."""
+        if not self.causal and state is not None:
+            raise StateError("attention that looks both ways has no state: give it whole documents")
+        if segments is not None:
+            # Weights are 0 at pads, but 0 times what lies there must be 0 too.
+            x = x.masked_fill(~segments.real[..., None], 0)
+            self._check_prefix(segments, leaf)
+        return x, token_positions(x, segments, leaf)
+
+    def attend(
+        self, q: Tensor, new: Held, positions: Tensor, segments: Segments | None, leaf: Growing | Ring | None, keep: int
+    ) -> tuple[Tensor, Growing | Ring | None]:
+        """Queries over all that their documents have, in the state and in the call; and the state after it."""
+        if leaf is None or leaf.untouched:  # the call's own tokens are all there is
+            y = self._look(q, new, *_own(segments), segments)
+            return y, None if leaf is None else _stored(leaf, new, segments, keep)
+        one = q.shape[1] == 1 and (segments is None or segments.prefix_len is None)
+        if one or (segments is None and isinstance(leaf, Growing)):
+            return self._attend_last(q, positions, segments, _stored(leaf, new, segments, keep))
+        held, valid = leaf.positions(), leaf.valid()
+        own = torch.ones_like(positions) if segments is None else segments.ids
+        old = torch.where(valid, own.new_ones(1) if segments is None else segments.carried[:, None], -torch.ones_like(held))
+        ids, pos = (own, torch.cat([old, own], dim=1)), (positions, torch.cat([held, positions], dim=1))
+        both = {name: torch.cat([leaf[name].to(z.dtype), z], dim=1) for name, z in new.items()}
+        y = self._look(q, both, ids, pos, segments)
+        return y, _stored(leaf, new, segments, keep)
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
+        """The op on one call."""
+        dropout = self.dropout if self.training else 0.0
+        y: Tensor = self.attention(q, k, v, mask, scale=self.scale, dropout_p=dropout, n_tokens=q.shape[1])
+        return y
+
+    def score(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
+        """:meth:`run`, of as many queries at a time as the position allows."""
+        position = self.position
+        if isinstance(position, QueryKeyPosition) and (span := position.span(q.dtype)) is not None:
+            parts = [self.run(*part) for part in _read_in_spans(position, q, k, v, mask, span)]
+            return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return self.run(q, k, v, mask)
+
+    def _attend_last(
+        self, q: Tensor, positions: Tensor, segments: Segments | None, seen: Growing | Ring
+    ) -> tuple[Tensor, Growing | Ring]:
+        """The last tokens of each row, which the state holds already: nothing is copied."""
+        plain = segments is None and (isinstance(seen, Growing) or self._order_free(q, seen))
+        length = seen.shared_length() if plain else None
+        if length is not None and isinstance(seen, Growing):
+            return self._look(q, {name: z[:, :length] for name, z in seen.data.items()}, None, None, None), seen
+        if length is not None and isinstance(seen, Ring) and length >= seen.window:
+            return self._look(q, seen.data, None, None, None), seen  # all slots are in sight
+        real = torch.ones_like(positions) if segments is None else segments.real.to(torch.int64)
+        ids = (real, seen.valid().to(torch.int64))
+        return self._look(q, seen.data, ids, (positions, seen.positions()), None), seen
+
+    def _order_free(self, q: Tensor, ring: Ring) -> bool:
+        """A full ring's slots may be read in any order."""
+        if isinstance(self.position, BiasPosition) or ring.capacity != ring.window:
+            return False
+        return not (isinstance(self.position, QueryKeyPosition) and self.position.span(q.dtype) is not None)
+
+    def _look(
+        self, q: Tensor, held: Held, ids: tuple[Tensor, Tensor] | None, pos: tuple[Tensor, Tensor] | None,
+        segments: Segments | None,
+    ) -> Tensor:
+        q_ids, k_ids = (None, None) if ids is None else ids
+        q_pos, k_pos = (None, None) if pos is None else pos
+        slopes = self.position(q.shape[2], q.device) if isinstance(self.position, BiasPosition) else None
+        mask = AttentionMask(
+            causal=self.causal, window=self.window, q_ids=q_ids, k_ids=k_ids, q_pos=q_pos, k_pos=k_pos,
+            prefix_len=None if segments is None else segments.prefix_len, softcap=self.softcap, slopes=slopes,
+            sinks=self.sinks,
+        )
+        return self.read(q, {name: z.to(q.dtype) for name, z in held.items()}, mask)
+
+    def _check_prefix(self, segments: Segments, leaf: Growing | Ring | None) -> None:
+        if segments.prefix_len is not None and "prefix_len" not in self.takes:
+            raise ConfigError("a prefix is seen both ways, and the position of this attention allows only earlier keys")
+        if segments.prefix_len is None or leaf is None or leaf.untouched or torch.compiler.is_compiling():
+            return
+        seen = torch.where(segments.ids == segments.carried[:, None], leaf.length[:, None], 0)
+        if bool(((seen > 0) & (segments.prefix_len > seen)).any()):
+            raise StateError("a prefix that is seen both ways must lie within one call: its first tokens are computed already")
+
+
+class SoftmaxMixer(HeldAttention):
+    """Attention of which every token is projected alone: a mixer gives :meth:`project`, :meth:`read` and :meth:`leave`."""
+
+    @abstractmethod
+    def project(
+        self, x: Tensor, positions: Tensor, segments: Segments | None, leaf: Growing | Ring | None
+    ) -> Projected:
+        """The call's tokens (b t d), with ``positions`` (b t) told."""
+
+    @abstractmethod
+    def leave(self, y: Tensor, gate: Tensor | None) -> Tensor:
+        """The heads' output (b t h v) to the mixer's (b t d)."""
+
+    def exchange(self, held: Held, edges: Edges, segments: Segments | None) -> tuple[Held, Edges]:
+        """What is to be held, after the edges that the mixer reads; and the edges that it writes."""
+        return held, {}
+
+    def forward(
+        self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, context: Context | None = None,
+        keep: int = 0, edges: Edges | None = None,
+    ) -> tuple[Any, ...]:
+        leaf = state if isinstance(state, Growing | Ring) else None
+        x, positions = self.enter(x, segments, state, leaf)
+        q, new, gate = self.project(x, positions, segments, leaf)
+        new, written = self.exchange(new, edges or {}, segments)
+        y, after = self.attend(q, new, positions, segments, leaf, keep)
+        out = (self.leave(y, gate), state if leaf is None else after)
+        return (*out, Extras(edges=written)) if self.extra_results() else out
+
+
+def _stored(leaf: Growing | Ring, new: Held, segments: Segments | None, keep: int) -> Growing | Ring:
+    return leaf.append(new, segments) if isinstance(leaf, Growing) else leaf.push(new, segments, keep=keep)
+
+
+def _own(segments: Segments | None) -> tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None]:
+    """Ids and positions of a call that sees only its own tokens."""
+    if segments is None:
+        return None, None
+    return (segments.ids, segments.ids), (segments.position, segments.position)
+
+
+def _read_in_spans(
+    position: QueryKeyPosition, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, span: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor, AttentionMask]]:
+    """Queries ``span`` at a time, with keys, values and mask, as scores are taken from them."""
+    t, s = q.shape[1], k.shape[1]
+    for start in range(0, max(t, 1), span):
+        stop, seen, part = min(start + span, t), s, mask
+        if mask.q_pos is None:
+            seen = s - t + stop  # without positions the queries are the last of the keys
+        elif t > span:
+            q_ids = None if mask.q_ids is None else mask.q_ids[:, start:stop]
+            part = replace(mask, q_ids=q_ids, q_pos=mask.q_pos[:, start:stop])
+        told, keys = position.read(
+            q[:, start:stop], k[:, :seen], q_pos=part.q_pos, k_pos=part.k_pos, q_ids=part.q_ids, k_ids=part.k_ids
+        )
+        yield told, keys, v[:, :seen], part
