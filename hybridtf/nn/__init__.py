@@ -8,6 +8,7 @@ from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 from hybridtf.nn.activations import Activation, GateOptions, activation
 from hybridtf.nn.feature_maps import FEATURE_MAPS, FeatureMap
+from hybridtf.nn.held_attention import HeldAttention, HeldAttentionConfig
 from hybridtf.nn.norms import (
     GatedRMSNorm,
     GroupNormConfig,
@@ -48,7 +49,7 @@ from hybridtf.nn.short_conv import ShortConv, ShortConvs, TokenShift
 
 __all__ = [
     "FEATURE_MAPS", "RGLRU", "Activation", "Alibi", "AlibiConfig", "DropPath", "DynamicNTKScaling", "FeatureMap",
-    "GateOptions", "GatedRMSNorm", "GroupNormConfig", "LayerNorm", "LayerNormConfig", "LearnedPosition",
+    "GateOptions", "GatedRMSNorm", "GroupNormConfig", "HeldAttention", "HeldAttentionConfig", "LayerNorm", "LayerNormConfig", "LearnedPosition",
     "LearnedPositionConfig", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "NTKScaling", "NoNorm", "NoNormConfig",
     "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig", "RopeScaling", "ShortConv", "ShortConvs",
     "SinusoidalPosition", "SinusoidalPositionConfig", "TokenShift", "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype",

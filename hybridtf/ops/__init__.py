@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from hybridtf.core import Kernel, OpCase
 from hybridtf.hookspecs import hookimpl
-from hybridtf.ops import attention, grouped_linear, linear_scan, rnn, selective_scan, short_conv, ssd
+from hybridtf.ops import attention, block_sparse_attention, grouped_linear, linear_scan, rnn, selective_scan, short_conv, ssd
 
 
 @hookimpl
 def hybridtf_kernels() -> Sequence[Kernel]:
     return (
         *attention.KERNELS,
+        *block_sparse_attention.KERNELS,
         *linear_scan.KERNELS,
         *rnn.KERNELS,
         *selective_scan.KERNELS,
