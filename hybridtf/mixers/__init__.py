@@ -18,9 +18,10 @@ from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfi
 from hybridtf.mixers.strided_sparse import StridedSparse, StridedSparseConfig
 
 __all__ = [
-    "Attention", "AttentionConfig", "ChunkedAttention", "ChunkedAttentionConfig", "Dilated", "DilatedConfig", "GRUConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "LSTMConfig",
-    "LinearAttention", "LinearAttentionConfig", "Mamba", "Mamba2", "Mamba2Config", "MambaConfig",
-    "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig", "StridedSparse", "StridedSparseConfig",
+    "Attention", "AttentionConfig", "ChunkedAttention", "ChunkedAttentionConfig", "Dilated", "DilatedConfig", "GRUConfig",
+    "GriffinRecurrent", "GriffinRecurrentConfig", "LSTMConfig", "LinearAttention", "LinearAttentionConfig", "Mamba", "Mamba2",
+    "Mamba2Config", "MambaConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig", "StridedSparse",
+    "StridedSparseConfig",
 ]
 
 

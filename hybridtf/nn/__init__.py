@@ -49,11 +49,11 @@ from hybridtf.nn.short_conv import ShortConv, ShortConvs, TokenShift
 
 __all__ = [
     "FEATURE_MAPS", "RGLRU", "Activation", "Alibi", "AlibiConfig", "DropPath", "DynamicNTKScaling", "FeatureMap",
-    "GateOptions", "GatedRMSNorm", "GroupNormConfig", "HeldAttention", "HeldAttentionConfig", "LayerNorm", "LayerNormConfig", "LearnedPosition",
-    "LearnedPositionConfig", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "NTKScaling", "NoNorm", "NoNormConfig",
-    "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig", "RopeScaling", "ShortConv", "ShortConvs",
-    "SinusoidalPosition", "SinusoidalPositionConfig", "TokenShift", "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype",
-    "activation", "l2_normalised", "token_positions", "told",
+    "GateOptions", "GatedRMSNorm", "GroupNormConfig", "HeldAttention", "HeldAttentionConfig", "LayerNorm", "LayerNormConfig",
+    "LearnedPosition", "LearnedPositionConfig", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "NTKScaling", "NoNorm",
+    "NoNormConfig", "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig", "RopeScaling", "ShortConv",
+    "ShortConvs", "SinusoidalPosition", "SinusoidalPositionConfig", "TokenShift", "XPos", "XPosConfig", "YarnScaling",
+    "accumulation_dtype", "activation", "l2_normalised", "token_positions", "told",
 ]
 
 

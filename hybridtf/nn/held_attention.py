@@ -159,5 +159,5 @@ class HeldAttention(SequenceMixer):
 def _placed(config: PositionConfig, ctx: BuildContext) -> Position | None:
     position = config.build_at(ctx, "qk")
     if isinstance(position, QueryKeyPosition) and any(position.span(d) for d in (torch.float32, torch.float64)):
-        raise ctx.error(f"{config.type_name()!r} is told as scores are taken, a span of queries at a time; use another one here")
+        raise ctx.error(f"{config.type_name()!r} is told as scores are taken, a span of queries at a time; use another here")
     return position

@@ -109,7 +109,7 @@ class _Call:
 
 
 def _extent(lengths: list[list[int]], start: int, most: int) -> tuple[int, list[int]]:
-    """Where the chunk from ``start`` on ends, and its longest list of each clause: at most ``most`` keys in all, or one group."""
+    """Where the chunk from ``start`` on ends, and its longest list of each clause: ``most`` keys in all, or one group."""
     widths, stop = lengths[start], start + 1
     while stop < len(lengths):
         wider = [max(pair) for pair in zip(widths, lengths[stop], strict=True)]

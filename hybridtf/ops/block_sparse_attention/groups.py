@@ -44,11 +44,11 @@ def by_position(places: Places, rule: SparseRule, step: int, size: int) -> Group
     """Groups of up to ``size`` queries whose positions are ``step`` apart, within one block of the document (``step`` 1)."""
     p = places.position
     rows = torch.arange(p.shape[0], device=p.device)[:, None].expand_as(p)
+    if size == 1:
+        return _alone(places, rows, torch.arange(p.numel(), device=p.device), None)
     key = (rows * (_span(places) + 1) + places.first) * step + p % step
-    if step == 1:
-        band = p // rule.block * -(-rule.block // size) + p % rule.block // size
-    else:
-        band = p // step // size
+    bands = -(-rule.block // size)  # of a block
+    band = p // rule.block * bands + p % rule.block // size if step == 1 else p // step // size
     order = torch.argsort(key.masked_fill(places.count == 0, _LAST).flatten(), stable=True)
     order = order[: int((places.count > 0).sum())]
     key, band = key.flatten()[order], band.flatten()[order]
@@ -65,6 +65,8 @@ def by_block(places: Places, rule: SparseRule, blocks: Tensor, size: int) -> Gro
     if rule.causal:
         live = live & (blocks * rule.block <= p)
     rows = torch.arange(b, device=p.device)[:, None].expand(b, t)
+    if size == 1:
+        return _alone(places, rows, torch.arange(blocks.numel(), device=p.device), blocks.masked_fill(~live, -1))
     document = (rows * (_span(places) + 1) + places.first)[..., None] * c + torch.arange(c, device=p.device)
     most = int(blocks.amax()) + 1 if blocks.numel() else 1
     key = document[..., None] * max(most, 1) + blocks
@@ -72,6 +74,18 @@ def by_block(places: Places, rule: SparseRule, blocks: Tensor, size: int) -> Gro
     index, heads = _cut((key.flatten()[order],), size)
     unit = torch.div(order, n, rounding_mode="floor")
     return _made(places, rows, unit, order, index, heads, size, chooser=unit % c, block=blocks.flatten()[order], choosers=c)
+
+
+def _alone(places: Places, rows: Tensor, target: Tensor, blocks: Tensor | None) -> Groups:
+    """Every member a group by itself, those that see nothing too: what one token a row needs no sorting for."""
+    c, n = (1, 1) if blocks is None else blocks.shape[2:]
+    source = torch.div(target, n, rounding_mode="floor")
+    token = torch.div(source, c, rounding_mode="floor")
+    position, first, start, count = (x.flatten()[token] for x in vars(places).values())
+    chosen = torch.zeros_like(token) if blocks is None else blocks.flatten()
+    return Groups(
+        source[:, None], target[:, None], position, position, rows.flatten()[token], first, start, count, source % c, chosen
+    )
 
 
 def _span(places: Places) -> int:

@@ -26,12 +26,12 @@ def block_sparse_attention_torch(
     outs: list[Tensor] = []
     logs: list[Tensor] = []
     for part in PARTS:
-        if part == "chosen" and blocks is None or not clauses_of(rule, part, marked is not None):
+        if (part == "chosen" and blocks is None) or not clauses_of(rule, part, marked is not None):
             continue
         y, lse = attend_part(q, k, v, places, rule, part, marked, blocks, scale)
-        y, lse = _choices_last(y, q, blocks if part == "chosen" else None), _choices_last(lse, q, blocks if part == "chosen" else None)
-        outs.append(y)
-        logs.append(lse)
+        choices = blocks if part == "chosen" else None
+        outs.append(_choices_last(y, q, choices))
+        logs.append(_choices_last(lse, q, choices))
     if len(outs) == 1 and logs[0].shape[-1] == 1:
         return outs[0][:, :, :, 0].to(q.dtype)
     return _together(torch.cat(outs, 3), torch.cat(logs, 3)).to(q.dtype)
