@@ -8,19 +8,23 @@ from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
 from hybridtf.mixers import attention
 from hybridtf.mixers.attention import Attention, AttentionConfig
+from hybridtf.mixers.bigbird import BigBird, BigBirdConfig
 from hybridtf.mixers.chunked_attention import ChunkedAttention, ChunkedAttentionConfig
 from hybridtf.mixers.dilated import Dilated, DilatedConfig
 from hybridtf.mixers.linear_attention import LinearAttention, LinearAttentionConfig
+from hybridtf.mixers.longformer import Longformer, LongformerConfig
 from hybridtf.mixers.mamba import Mamba, MambaConfig
 from hybridtf.mixers.mamba2 import Mamba2, Mamba2Config
+from hybridtf.mixers.moba import Moba, MobaConfig
 from hybridtf.mixers.rg_lru import GriffinRecurrent, GriffinRecurrentConfig, RGLRUConfig, RGLRUMixer
 from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfig, RNNConfig
 from hybridtf.mixers.strided_sparse import StridedSparse, StridedSparseConfig
 
 __all__ = [
-    "Attention", "AttentionConfig", "ChunkedAttention", "ChunkedAttentionConfig", "Dilated", "DilatedConfig", "GRUConfig",
-    "GriffinRecurrent", "GriffinRecurrentConfig", "LSTMConfig", "LinearAttention", "LinearAttentionConfig", "Mamba", "Mamba2",
-    "Mamba2Config", "MambaConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig", "StridedSparse",
+    "Attention", "AttentionConfig", "BigBird", "BigBirdConfig", "ChunkedAttention", "ChunkedAttentionConfig", "Dilated",
+    "DilatedConfig", "GRUConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "LSTMConfig", "LinearAttention",
+    "LinearAttentionConfig", "Longformer", "LongformerConfig", "Mamba", "Mamba2", "Mamba2Config", "MambaConfig", "Moba",
+    "MobaConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig", "StridedSparse",
     "StridedSparseConfig",
 ]
 
@@ -40,4 +44,7 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         DilatedConfig,
         StridedSparseConfig,
         ChunkedAttentionConfig,
+        LongformerConfig,
+        BigBirdConfig,
+        MobaConfig,
     )

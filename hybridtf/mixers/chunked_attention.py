@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hybridtf.core import BuildContext, Component, Growing, NormConfig, PositionConfig, Ring, Segments
 from hybridtf.nn import HeldAttention, HeldAttentionConfig, RopeConfig
-from hybridtf.ops.block_sparse_attention import Held, SparseRule
+from hybridtf.ops.block_sparse_attention import SparseRule
 
 
 def _rope() -> PositionConfig:
@@ -61,6 +61,3 @@ class ChunkedAttention(HeldAttention):
     ) -> tuple[Tensor, Tensor]:
         q, k = super().placed(q, k, positions, segments, leaf)
         return (q, k) if self.q_norm is None or self.k_norm is None else (self.q_norm(q), self.k_norm(k))
-
-    def attend(self, x: Tensor, q: Tensor, held: Held, segments: Segments | None) -> Tensor:
-        return self.seen(q, held, self.rule)

@@ -16,11 +16,10 @@ from __future__ import annotations
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field
-from torch import Tensor
 
-from hybridtf.core import BuildContext, Segments
+from hybridtf.core import BuildContext
 from hybridtf.nn import HeldAttention, HeldAttentionConfig
-from hybridtf.ops.block_sparse_attention import Held, SparseRule
+from hybridtf.ops.block_sparse_attention import SparseRule
 
 
 class DilatedConfig(HeldAttentionConfig):
@@ -48,6 +47,3 @@ class Dilated(HeldAttention):
         super().__init__(config, ctx)
         self.reach = (config.window - 1) * config.dilation + 1
         self.rule = SparseRule(causal=ctx.causal, window=config.window, dilation=config.dilation)
-
-    def attend(self, x: Tensor, q: Tensor, held: Held, segments: Segments | None) -> Tensor:
-        return self.seen(q, held, self.rule)

@@ -17,11 +17,10 @@ from __future__ import annotations
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
-from torch import Tensor
 
-from hybridtf.core import BuildContext, Segments
+from hybridtf.core import BuildContext
 from hybridtf.nn import HeldAttention, HeldAttentionConfig
-from hybridtf.ops.block_sparse_attention import Held, SparseRule
+from hybridtf.ops.block_sparse_attention import SparseRule
 
 
 class StridedSparseConfig(HeldAttentionConfig):
@@ -59,6 +58,3 @@ class StridedSparse(HeldAttention):
             self.rule = SparseRule(causal=ctx.causal, window=config.stride + 1, stride=config.stride)
         else:
             self.rule = SparseRule(block=config.stride, causal=ctx.causal, near=1, summary=config.summary)
-
-    def attend(self, x: Tensor, q: Tensor, held: Held, segments: Segments | None) -> Tensor:
-        return self.seen(q, held, self.rule)

@@ -5,7 +5,6 @@ Axes: b batch, t time, d d_model, s keys in reach, h query heads, g key heads, k
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any, Self
 
 import torch
@@ -31,7 +30,7 @@ from hybridtf.core import (
 )
 from hybridtf.core.init import fan_in
 from hybridtf.nn.positions import RopeConfig, token_positions, told
-from hybridtf.ops.block_sparse_attention import Held, hold
+from hybridtf.ops.block_sparse_attention import Held, SparseRule, hold
 
 
 class HeldAttentionConfig(SequenceMixerConfig):
@@ -56,13 +55,15 @@ class HeldAttentionConfig(SequenceMixerConfig):
 
 
 class HeldAttention(SequenceMixer):
-    """A mixer gives :meth:`attend`, and sets ``reach`` where it sees no further back than so many tokens.
+    """A mixer sets its ``rule``, or gives an :meth:`attend` of its own, and sets ``reach`` where it sees no further back than
+    so many tokens.
 
-    Its state is a ``Growing`` of keys and values, or with ``reach`` a ``Ring``; a subclass may hold more, see ``extra_shapes``
-    and :meth:`extras`.
+    Its state is a ``Growing`` of keys and values, or with ``reach`` a ``Ring``; a subclass may hold more, see :meth:`project`
+    and :meth:`extra_shapes`.
     """
 
     causal_only = False
+    rule: SparseRule
     reach: int | None = None
     """Tokens that a query sees back, itself included. None: all."""
 
@@ -91,17 +92,21 @@ class HeldAttention(SequenceMixer):
 
     # -- for a subclass ----------------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def attend(self, x: Tensor, q: Tensor, held: Held, segments: Segments | None) -> Tensor:
-        """(b t h k): what the queries read from what is held (``k``, ``v`` and :meth:`extras`)."""
+    def attend(self, q: Tensor, held: Held, segments: Segments | None) -> Tensor:
+        """(b t h k): what the queries read from what is held."""
+        return self.seen(q, held, self.rule)
 
     def extra_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of a token's further tensors to hold, by name."""
         return {}
 
-    def extras(self, x: Tensor, positions: Tensor, segments: Segments | None) -> dict[str, Tensor]:
-        """The call's further tensors to hold, (b t ...) by name."""
-        return {}
+    def project(
+        self, x: Tensor, positions: Tensor, segments: Segments | None, leaf: Growing | Ring | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Queries (b t h k), and what to hold of the call's tokens, (b t ...) by name."""
+        q, k, v = (self.split(proj(x)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        q, k = self.placed(q, k, positions, segments, leaf)
+        return q, {"k": k, "v": v}
 
     def placed(
         self, q: Tensor, k: Tensor, positions: Tensor, segments: Segments | None, leaf: Growing | Ring | None
@@ -127,20 +132,19 @@ class HeldAttention(SequenceMixer):
         if not self.causal and state is not None:
             raise StateError("attention that looks both ways has no state: give it whole documents")
         leaf = state if isinstance(state, Growing | Ring) else None
-        x, q, held = self.projected(x, segments, leaf, keep)
-        return self.out_proj(self.attend(x, q, held, segments).flatten(-2)), held.leaf
+        q, held = self.projected(x, segments, leaf, keep)
+        return self.out_proj(self.attend(q, held, segments).flatten(-2)), held.leaf
 
     def projected(
         self, x: Tensor, segments: Segments | None, leaf: Growing | Ring | None, keep: int
-    ) -> tuple[Tensor, Tensor, Held]:
-        """x with zeros at pads, its queries (b t h k), and what they may look at."""
+    ) -> tuple[Tensor, Held]:
+        """Queries (b t h k) of x, and what they may look at."""
         if segments is not None:
             # Weights are 0 at pads, but 0 times what lies there must be 0 too.
             x = x.masked_fill(~segments.real[..., None], 0)
         positions = token_positions(x, segments, leaf)
-        q, k, v = (self.split(proj(x)) for proj in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = self.placed(q, k, positions, segments, leaf)
-        return x, q, hold(leaf, {"k": k, "v": v, **self.extras(x, positions, segments)}, segments, keep=keep)
+        q, new = self.project(x, positions, segments, leaf)
+        return q, hold(leaf, new, segments, keep=keep)
 
     def split(self, projected: Tensor) -> Tensor:
         """(b t h k)"""

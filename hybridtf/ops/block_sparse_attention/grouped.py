@@ -92,7 +92,7 @@ class _Call:
         marks = None if self.marked is None else Marks.of(self.marked)
         names = clauses_of(self.rule, self.part, self.marked is not None)
         lists = [lists_of(name, groups, self.rule, marks) for name in names]
-        if not len(groups.row):
+        if not len(groups.row) * self.k.shape[1]:
             return
         order = torch.argsort(torch.stack([one.length for one in lists]).sum(0), stable=True)
         lengths = torch.stack([one.length[order] for one in lists], 1).tolist()
