@@ -171,7 +171,9 @@ PATTERNS = {
     "dilated": (DilatedConfig(n_heads=3, window=3, dilation=4), lambda p, j: p - j in (0, 4, 8)),
     "window": (DilatedConfig(n_heads=3, window=3, dilation=1), lambda p, j: 0 <= p - j < 3),
     # Child et al. 2019, section 4.2: A1 = {max(0, i - l) .. i}, A2 = {j : (i - j) mod l = 0}.
-    "strided": (StridedSparseConfig(n_heads=3, stride=4, summary=1), lambda p, j: p - j >= 0 and (p - j <= 4 or (p - j) % 4 == 0)),
+    "strided": (
+        StridedSparseConfig(n_heads=3, stride=4, summary=1), lambda p, j: j <= p and (p - j <= 4 or (p - j) % 4 == 0),
+    ),
     # A1 = {j : floor(j / l) = floor(i / l)}, A2 = {j : j mod l in {l - c .. l - 1}}.
     "fixed": (
         StridedSparseConfig(n_heads=3, pattern="fixed", stride=5, summary=2),

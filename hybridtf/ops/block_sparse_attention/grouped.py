@@ -138,7 +138,7 @@ class _Chunk:
         found = []
         for lists, width in self.lists:
             at, held = positions(lists, width, groups, rule, self.marks)
-            slot = torch.where(held, at - groups.start[:, None] + groups.first[:, None], 0)
+            slot = torch.where(held, at - groups.start[:, None] + groups.first[:, None], 0) % call.k.shape[1]
             slot = slot + groups.row[:, None] * call.k.shape[1]
             j = at[:, None]
             seen = held[:, None] & (groups.source >= 0)[..., None]

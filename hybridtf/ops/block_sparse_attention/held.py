@@ -35,19 +35,25 @@ def hold(
     if leaf is None or leaf.untouched:
         data, places = (dict(new), _own(b, t, first.device)) if segments is None else _packed(new, segments)
         return Held(data, places, None if leaf is None else _after(leaf, new, segments, keep))
-    if isinstance(leaf, Growing) and (segments is None or t == 1):
-        position = leaf.length[:, None] + torch.arange(t, device=first.device)
-        if segments is not None:
-            position = segments.positions(leaf.length)
-        seen = leaf.append(new, segments)
-        count = seen.length[:, None].expand(b, t)
-        if segments is not None:
-            count = count.masked_fill(~segments.real, 0)
-        zero = torch.zeros_like(position)
-        data = {name: seen[name].to(x.dtype) for name, x in new.items()}
-        return Held(data, Places(position, zero, zero, count), seen)
+    if t == 1 or (isinstance(leaf, Growing) and segments is None):
+        return _added(leaf, new, segments, keep)
     data, places = _joined(leaf, new, segments)
     return Held(data, places, _after(leaf, new, segments, keep))
+
+
+def _added(leaf: Growing | Ring, new: Mapping[str, Tensor], segments: Segments | None, keep: int) -> Held:
+    """The leaf with the call's tokens is all there is to look at: nothing is copied."""
+    x = next(iter(new.values()))
+    position = leaf.length[:, None] + torch.arange(x.shape[1], device=x.device)
+    if segments is not None:
+        position = segments.positions(leaf.length)
+    seen = _after(leaf, new, segments, keep)
+    start = (seen.oldest if isinstance(seen, Ring) else torch.zeros_like(seen.length))[:, None].expand_as(position)
+    count = seen.length[:, None] - start
+    if segments is not None:
+        count = count.masked_fill(~segments.real, 0)
+    first = start % seen.capacity if isinstance(seen, Ring) else start
+    return Held({name: seen[name].to(z.dtype) for name, z in new.items()}, Places(position, first, start, count), seen)
 
 
 def _after(leaf: Growing | Ring, new: Mapping[str, Tensor], segments: Segments | None, keep: int) -> Growing | Ring:

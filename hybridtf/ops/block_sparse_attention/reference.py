@@ -37,14 +37,14 @@ def _seen(
 ) -> Tensor:
     """(b h t s) bool."""
     p, first, start, count = (x[:, :, None] for x in (places.position, places.first, places.start, places.count))
-    slot = torch.arange(s, device=p.device)
-    j = slot - first + start
+    place = torch.remainder(torch.arange(s, device=p.device) - first, max(s, 1))
+    j = place + start
     shown = torch.zeros(1, dtype=torch.bool, device=p.device)
     for clause in rule.clauses:
         shown = shown | rule.shows(clause, p, j, start + count)
     if marked is not None:
         shown = shown | marked[:, None]
-    within = (slot >= first) & (slot < first + count)
+    within = place < count
     if rule.causal:
         within = within & (j <= p)
     seen = (within & shown)[:, None].expand(-1, h, -1, -1)

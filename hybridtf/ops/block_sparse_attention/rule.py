@@ -76,7 +76,8 @@ class SparseRule:
 class Places:
     """Where queries stand and where the keys of their documents lie, all (b t) int64.
 
-    The keys of a document are consecutive tokens in consecutive slots of its row.
+    The keys of a document are consecutive tokens in consecutive slots of its row; the row's last slot is followed by its first
+    (a ring), but where keys are marked.
     ``position``: of the query in its document. ``first``: the slot of the document's first held key; documents of a row
     differ in it. ``start``: the position of that key (0 unless older keys were dropped). ``count``: keys of the document, 0
     for a query that sees nothing (a pad).
