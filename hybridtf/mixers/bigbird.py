@@ -8,7 +8,9 @@ be short. Random blocks come from (seed, layer, head, block, blocks to draw from
 The causal variant is ours: the window reaches back alone, the first block is global, random blocks are drawn from the past,
 and no closing block exists while a document grows.
 
-Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim, n random blocks.
+Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim, n random blocks. The form that looks both ways is held
+against transformers, whose random blocks are replaced by ours. No outside reference was run of the causal variant: the tests
+hold it against a dense mask.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ that ``Segments.global_tokens`` names. Positions are the stem's business (learne
 The causal variant is ours: every view is clipped to the past, so that a global token sees only what came before it, and is
 seen only by what comes after.
 
-Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim.
+Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim. The form that looks both ways is held against transformers.
+No outside reference was run of the causal variant: the tests hold it against a dense mask.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ Mixture of Block Attention, Lu et al. 2025, https://arxiv.org/abs/2502.13189. Th
 ``topk``. The choice has no gradient. Blocks count from the document's start. Attention takes t * topk * block_size, the router
 t^2 / block_size.
 
-Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim, j blocks.
+Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim, j blocks. No outside reference was run: the published ones
+need a GPU; the tests hold it against the paper's definition, written query by query.
 """
 
 from __future__ import annotations
