@@ -9,10 +9,13 @@ from hybridtf.hookspecs import hookimpl
 from hybridtf.mixers import attention
 from hybridtf.mixers.attention import Attention, AttentionConfig
 from hybridtf.mixers.bidirectional import Bidirectional, BidirectionalConfig
+from hybridtf.mixers.bigbird import BigBird, BigBirdConfig
 from hybridtf.mixers.cca import CCA, CCAConfig
+from hybridtf.mixers.chunked_attention import ChunkedAttention, ChunkedAttentionConfig
 from hybridtf.mixers.comba import Comba, CombaConfig
 from hybridtf.mixers.cross_attention import CrossAttention, CrossAttentionConfig
 from hybridtf.mixers.differential_attention import DifferentialAttention, DifferentialAttentionConfig
+from hybridtf.mixers.dilated import Dilated, DilatedConfig
 from hybridtf.mixers.feature_attention import (
     Based,
     BasedConfig,
@@ -31,11 +34,13 @@ from hybridtf.mixers.gla import GLA, GLAConfig
 from hybridtf.mixers.gsa import GSA, GSAConfig
 from hybridtf.mixers.hgrn2 import HGRN2, HGRN2Config
 from hybridtf.mixers.linear_attention import LinearAttention, LinearAttentionConfig
+from hybridtf.mixers.longformer import Longformer, LongformerConfig
 from hybridtf.mixers.lora import LoraMixer, LoraMixerConfig
 from hybridtf.mixers.mamba import Mamba, MambaConfig
 from hybridtf.mixers.mamba2 import LogLinearConfig, LogLinearMamba2, Mamba2, Mamba2Config
 from hybridtf.mixers.meta_tokens import MetaTokens, MetaTokensConfig
 from hybridtf.mixers.mla import MLA, MLAConfig
+from hybridtf.mixers.moba import Moba, MobaConfig
 from hybridtf.mixers.multi_scale import MultiScale, MultiScaleConfig
 from hybridtf.mixers.parallel import ParallelMixers, ParallelMixersConfig
 from hybridtf.mixers.retention import (
@@ -51,21 +56,24 @@ from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfi
 from hybridtf.mixers.rwkv4 import RWKV4, RWKV4Config
 from hybridtf.mixers.rwkv6 import RWKV5, RWKV6, RWKV5Config, RWKV6Config
 from hybridtf.mixers.rwkv7 import RWKV7, RWKV7Config
+from hybridtf.mixers.strided_sparse import StridedSparse, StridedSparseConfig
 from hybridtf.mixers.talking_heads import TalkingHeads, TalkingHeadsConfig
 from hybridtf.mixers.tiled_attention import TiledAttention, TiledAttentionConfig
 
 __all__ = [
     "CCA", "GDN2", "GLA", "GSA", "HGRN2", "MLA", "RWKV4", "RWKV5", "RWKV6", "RWKV7", "Attention", "AttentionConfig", "Based",
-    "BasedConfig", "Bidirectional", "BidirectionalConfig", "CCAConfig", "Comba", "CombaConfig", "Cosformer",
-    "CosformerConfig", "CrossAttention", "CrossAttentionConfig", "DifferentialAttention", "DifferentialAttentionConfig",
-    "GDN2Config", "GLAConfig", "GRUConfig", "GSAConfig", "GatedAttention", "GatedAttentionConfig", "GriffinRecurrent",
+    "BasedConfig", "Bidirectional", "BidirectionalConfig", "BigBird", "BigBirdConfig", "CCAConfig", "ChunkedAttention",
+    "ChunkedAttentionConfig", "Comba", "CombaConfig", "Cosformer", "CosformerConfig", "CrossAttention",
+    "CrossAttentionConfig", "DifferentialAttention", "DifferentialAttentionConfig", "Dilated", "DilatedConfig", "GDN2Config",
+    "GLAConfig", "GRUConfig", "GSAConfig", "GatedAttention", "GatedAttentionConfig", "GriffinRecurrent",
     "GriffinRecurrentConfig", "HGRN2Config", "LSTMConfig", "LightningAttention", "LightningAttentionConfig",
     "LinearAttention", "LinearAttentionConfig", "LinearTransformer", "LinearTransformerConfig", "LogLinearConfig",
-    "LogLinearMamba2", "LoraMixer", "LoraMixerConfig", "MLAConfig", "Mamba", "Mamba2", "Mamba2Config", "MambaConfig",
-    "MetaTokens", "MetaTokensConfig", "MultiScale", "MultiScaleConfig", "ParallelMixers", "ParallelMixersConfig", "Performer",
-    "PerformerConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "RWKV4Config", "RWKV5Config", "RWKV6Config", "RWKV7Config",
-    "Rebased", "RebasedConfig", "Recurrent", "RecurrentConfig", "RetNet", "RetNetConfig", "SimpleGLA", "SimpleGLAConfig",
-    "TalkingHeads", "TalkingHeadsConfig", "TiledAttention", "TiledAttentionConfig",
+    "LogLinearMamba2", "Longformer", "LongformerConfig", "LoraMixer", "LoraMixerConfig", "MLAConfig", "Mamba", "Mamba2",
+    "Mamba2Config", "MambaConfig", "MetaTokens", "MetaTokensConfig", "Moba", "MobaConfig", "MultiScale", "MultiScaleConfig",
+    "ParallelMixers", "ParallelMixersConfig", "Performer", "PerformerConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig",
+    "RWKV4Config", "RWKV5Config", "RWKV6Config", "RWKV7Config", "Rebased", "RebasedConfig", "Recurrent", "RecurrentConfig",
+    "RetNet", "RetNetConfig", "SimpleGLA", "SimpleGLAConfig", "StridedSparse", "StridedSparseConfig", "TalkingHeads",
+    "TalkingHeadsConfig", "TiledAttention", "TiledAttentionConfig",
 ]
 
 
@@ -112,4 +120,10 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         MLAConfig,
         TalkingHeadsConfig,
         TiledAttentionConfig,
+        DilatedConfig,
+        StridedSparseConfig,
+        ChunkedAttentionConfig,
+        LongformerConfig,
+        BigBirdConfig,
+        MobaConfig,
     )

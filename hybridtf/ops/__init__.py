@@ -8,6 +8,7 @@ from hybridtf.core import Kernel, OpCase
 from hybridtf.hookspecs import hookimpl
 from hybridtf.ops import (
     attention,
+    block_sparse_attention,
     dplr,
     gla,
     grouped_linear,
@@ -37,6 +38,7 @@ def hybridtf_kernels() -> Sequence[Kernel]:
         *wkv.KERNELS,
         *log_linear.KERNELS,
         *talking_attention.KERNELS,
+        *block_sparse_attention.KERNELS,
     )
 
 
