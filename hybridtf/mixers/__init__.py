@@ -11,13 +11,30 @@ from hybridtf.mixers.attention import Attention, AttentionConfig
 from hybridtf.mixers.linear_attention import LinearAttention, LinearAttentionConfig
 from hybridtf.mixers.mamba import Mamba, MambaConfig
 from hybridtf.mixers.mamba2 import Mamba2, Mamba2Config
+from hybridtf.mixers.mlstm import MLSTM, MLSTMConfig
 from hybridtf.mixers.rg_lru import GriffinRecurrent, GriffinRecurrentConfig, RGLRUConfig, RGLRUMixer
 from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfig, RNNConfig
 
 __all__ = [
-    "Attention", "AttentionConfig", "GRUConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "LSTMConfig",
-    "LinearAttention", "LinearAttentionConfig", "Mamba", "Mamba2", "Mamba2Config", "MambaConfig",
-    "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig",
+    "MLSTM",
+    "Attention",
+    "AttentionConfig",
+    "GRUConfig",
+    "GriffinRecurrent",
+    "GriffinRecurrentConfig",
+    "LSTMConfig",
+    "LinearAttention",
+    "LinearAttentionConfig",
+    "MLSTMConfig",
+    "Mamba",
+    "Mamba2",
+    "Mamba2Config",
+    "MambaConfig",
+    "RGLRUConfig",
+    "RGLRUMixer",
+    "RNNConfig",
+    "Recurrent",
+    "RecurrentConfig",
 ]
 
 
@@ -30,6 +47,7 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         RGLRUConfig,
         GriffinRecurrentConfig,
         LinearAttentionConfig,
+        MLSTMConfig,
         RNNConfig,
         LSTMConfig,
         GRUConfig,
