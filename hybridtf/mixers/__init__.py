@@ -11,30 +11,15 @@ from hybridtf.mixers.attention import Attention, AttentionConfig
 from hybridtf.mixers.linear_attention import LinearAttention, LinearAttentionConfig
 from hybridtf.mixers.mamba import Mamba, MambaConfig
 from hybridtf.mixers.mamba2 import Mamba2, Mamba2Config
+from hybridtf.mixers.mamba3 import Mamba3, Mamba3Config
 from hybridtf.mixers.mlstm import MLSTM, MLSTMConfig
 from hybridtf.mixers.rg_lru import GriffinRecurrent, GriffinRecurrentConfig, RGLRUConfig, RGLRUMixer
 from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfig, RNNConfig
 
 __all__ = [
-    "MLSTM",
-    "Attention",
-    "AttentionConfig",
-    "GRUConfig",
-    "GriffinRecurrent",
-    "GriffinRecurrentConfig",
-    "LSTMConfig",
-    "LinearAttention",
-    "LinearAttentionConfig",
-    "MLSTMConfig",
-    "Mamba",
-    "Mamba2",
-    "Mamba2Config",
-    "MambaConfig",
-    "RGLRUConfig",
-    "RGLRUMixer",
-    "RNNConfig",
-    "Recurrent",
-    "RecurrentConfig",
+    "MLSTM", "Attention", "AttentionConfig", "GRUConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "LSTMConfig",
+    "LinearAttention", "LinearAttentionConfig", "MLSTMConfig", "Mamba", "Mamba2", "Mamba2Config", "Mamba3", "Mamba3Config",
+    "MambaConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig",
 ]
 
 
@@ -44,6 +29,7 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         AttentionConfig, *attention.PRESETS,
         MambaConfig,
         Mamba2Config,
+        Mamba3Config,
         RGLRUConfig,
         GriffinRecurrentConfig,
         LinearAttentionConfig,

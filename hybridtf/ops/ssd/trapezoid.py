@@ -5,6 +5,7 @@ Axes: b batch, t time, g groups, h heads, n keys, p values.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -93,7 +94,7 @@ def _one_late(
     x: tuple[Tensor, ...], before: tuple[Tensor, ...], segments: Segments | None
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Each of ``x`` (b t ...) as the token before had it, by the documents, and as the last token had it (b ...)."""
-    sizes = [z[0].numel() for z in before]
+    sizes = [math.prod(z.shape[1:]) for z in before]
     flat = torch.cat([z.flatten(2) for z in x], -1)
     window = torch.cat([z.flatten(1) for z in before], -1)[:, None]
     taps = torch.stack([flat.new_ones(flat.shape[2]), flat.new_zeros(flat.shape[2])], -1)
