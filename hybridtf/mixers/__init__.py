@@ -15,11 +15,12 @@ from hybridtf.mixers.mamba3 import Mamba3, Mamba3Config
 from hybridtf.mixers.mlstm import MLSTM, MLSTMConfig
 from hybridtf.mixers.rg_lru import GriffinRecurrent, GriffinRecurrentConfig, RGLRUConfig, RGLRUMixer
 from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfig, RNNConfig
+from hybridtf.mixers.slstm import SLSTM, SLSTMConfig
 
 __all__ = [
-    "MLSTM", "Attention", "AttentionConfig", "GRUConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "LSTMConfig",
+    "MLSTM", "SLSTM", "Attention", "AttentionConfig", "GRUConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "LSTMConfig",
     "LinearAttention", "LinearAttentionConfig", "MLSTMConfig", "Mamba", "Mamba2", "Mamba2Config", "Mamba3", "Mamba3Config",
-    "MambaConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig",
+    "MambaConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig", "SLSTMConfig",
 ]
 
 
@@ -37,4 +38,5 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         RNNConfig,
         LSTMConfig,
         GRUConfig,
+        SLSTMConfig,
     )

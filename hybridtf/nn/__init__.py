@@ -43,12 +43,12 @@ from hybridtf.nn.positions import (
     told,
 )
 from hybridtf.nn.regularise import DropPath
-from hybridtf.nn.rg_lru import RGLRU
+from hybridtf.nn.rg_lru import RGLRU, HeadLinear
 from hybridtf.nn.short_conv import ShortConv, ShortConvs, TokenShift
 
 __all__ = [
     "FEATURE_MAPS", "RGLRU", "Activation", "Alibi", "AlibiConfig", "DropPath", "DynamicNTKScaling", "FeatureMap",
-    "GateOptions", "GatedRMSNorm", "GroupNormConfig", "LayerNorm", "LayerNormConfig", "LearnedPosition",
+    "GateOptions", "GatedRMSNorm", "GroupNormConfig", "HeadLinear", "LayerNorm", "LayerNormConfig", "LearnedPosition",
     "LearnedPositionConfig", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "NTKScaling", "NoNorm", "NoNormConfig",
     "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig", "RopeScaling", "ShortConv", "ShortConvs",
     "SinusoidalPosition", "SinusoidalPositionConfig", "TokenShift", "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype",

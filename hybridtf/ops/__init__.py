@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hybridtf.core import Kernel, OpCase
 from hybridtf.hookspecs import hookimpl
-from hybridtf.ops import attention, grouped_linear, linear_scan, rnn, selective_scan, short_conv, ssd
+from hybridtf.ops import attention, grouped_linear, linear_scan, rnn, selective_scan, short_conv, slstm, ssd
 
 
 @hookimpl
@@ -18,6 +18,7 @@ def hybridtf_kernels() -> Sequence[Kernel]:
         *selective_scan.KERNELS,
         *grouped_linear.KERNELS,
         *short_conv.KERNELS,
+        *slstm.KERNELS,
         *ssd.KERNELS,
     )
 
@@ -26,5 +27,6 @@ def hybridtf_kernels() -> Sequence[Kernel]:
 def hybridtf_op_cases() -> Sequence[OpCase]:
     return (
         *selective_scan.CASES,
+        *slstm.CASES,
         *ssd.CASES,
     )
