@@ -5,9 +5,7 @@ Axes: b batch, t time, h heads, p channels of a head.
 
 from __future__ import annotations
 
-import functools
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,30 +13,20 @@ from torch import Tensor
 
 from hybridtf.core.segments import Segments
 from hybridtf.ops.documents import mask_pads
-from hybridtf.ops.slstm.cell import cell, walk
+from hybridtf.ops.slstm.cell import cell
+from hybridtf.ops.slstm.loop import Walk
 from hybridtf.ops.slstm.shapes import STATES, masked, start
 from hybridtf.ops.span_op import Call, States, span_op
 
 
-@functools.cache
-def _compiled() -> Callable[..., Any]:
-    """The loop as TorchScript, compiled at the first call."""
-    with warnings.catch_warnings():
-        # torch points to torch.compile, which would unroll the loop.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        script: Callable[..., Any] = torch.jit.script(walk)
-    return script
-
-
 def _span(call: Call, state: States) -> tuple[Tensor, States]:
     """The outputs (b t h p) of some tokens, and the state after them."""
-    x = call["x"].permute(1, 2, 0, 3)  # [t, h, b, 4p]
     starts = real = None
     if call.masks is not None:
-        starts, real = ((mask & call.masks.real).t()[..., None] for mask in (call.masks.starts, call.masks.real))
-    # Every call has other lengths, and what the optimiser learns of one is of no use to the next.
-    with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-        y, *last = _compiled()(x, call["weight_hh"], starts, real, *(s.transpose(0, 1) for s in state))
+        starts, real = (mask.t()[..., None] for mask in (call.masks.starts & call.masks.real, call.masks.real))
+    x = call["x"].permute(1, 2, 0, 3)  # [t, h, b, 4p]
+    walked: Any = Walk.apply
+    y, *last = walked(x, call["weight_hh"], starts, real, *(s.transpose(0, 1) for s in state))
     return y.permute(2, 0, 1, 3), tuple(s.transpose(0, 1) for s in last)
 
 
