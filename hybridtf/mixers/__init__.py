@@ -38,8 +38,10 @@ from hybridtf.mixers.longformer import Longformer, LongformerConfig
 from hybridtf.mixers.lora import LoraMixer, LoraMixerConfig
 from hybridtf.mixers.mamba import Mamba, MambaConfig
 from hybridtf.mixers.mamba2 import LogLinearConfig, LogLinearMamba2, Mamba2, Mamba2Config
+from hybridtf.mixers.mamba3 import Mamba3, Mamba3Config
 from hybridtf.mixers.meta_tokens import MetaTokens, MetaTokensConfig
 from hybridtf.mixers.mla import MLA, MLAConfig
+from hybridtf.mixers.mlstm import MLSTM, MLSTMConfig
 from hybridtf.mixers.moba import Moba, MobaConfig
 from hybridtf.mixers.multi_scale import MultiScale, MultiScaleConfig
 from hybridtf.mixers.parallel import ParallelMixers, ParallelMixersConfig
@@ -56,24 +58,26 @@ from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfi
 from hybridtf.mixers.rwkv4 import RWKV4, RWKV4Config
 from hybridtf.mixers.rwkv6 import RWKV5, RWKV6, RWKV5Config, RWKV6Config
 from hybridtf.mixers.rwkv7 import RWKV7, RWKV7Config
+from hybridtf.mixers.slstm import SLSTM, SLSTMConfig
 from hybridtf.mixers.strided_sparse import StridedSparse, StridedSparseConfig
 from hybridtf.mixers.talking_heads import TalkingHeads, TalkingHeadsConfig
 from hybridtf.mixers.tiled_attention import TiledAttention, TiledAttentionConfig
 
 __all__ = [
-    "CCA", "GDN2", "GLA", "GSA", "HGRN2", "MLA", "RWKV4", "RWKV5", "RWKV6", "RWKV7", "Attention", "AttentionConfig", "Based",
-    "BasedConfig", "Bidirectional", "BidirectionalConfig", "BigBird", "BigBirdConfig", "CCAConfig", "ChunkedAttention",
-    "ChunkedAttentionConfig", "Comba", "CombaConfig", "Cosformer", "CosformerConfig", "CrossAttention",
-    "CrossAttentionConfig", "DifferentialAttention", "DifferentialAttentionConfig", "Dilated", "DilatedConfig", "GDN2Config",
-    "GLAConfig", "GRUConfig", "GSAConfig", "GatedAttention", "GatedAttentionConfig", "GriffinRecurrent",
-    "GriffinRecurrentConfig", "HGRN2Config", "LSTMConfig", "LightningAttention", "LightningAttentionConfig",
-    "LinearAttention", "LinearAttentionConfig", "LinearTransformer", "LinearTransformerConfig", "LogLinearConfig",
-    "LogLinearMamba2", "Longformer", "LongformerConfig", "LoraMixer", "LoraMixerConfig", "MLAConfig", "Mamba", "Mamba2",
-    "Mamba2Config", "MambaConfig", "MetaTokens", "MetaTokensConfig", "Moba", "MobaConfig", "MultiScale", "MultiScaleConfig",
-    "ParallelMixers", "ParallelMixersConfig", "Performer", "PerformerConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig",
-    "RWKV4Config", "RWKV5Config", "RWKV6Config", "RWKV7Config", "Rebased", "RebasedConfig", "Recurrent", "RecurrentConfig",
-    "RetNet", "RetNetConfig", "SimpleGLA", "SimpleGLAConfig", "StridedSparse", "StridedSparseConfig", "TalkingHeads",
-    "TalkingHeadsConfig", "TiledAttention", "TiledAttentionConfig",
+    "CCA", "GDN2", "GLA", "GSA", "HGRN2", "MLA", "MLSTM", "RWKV4", "RWKV5", "RWKV6", "RWKV7", "SLSTM", "Attention",
+    "AttentionConfig", "Based", "BasedConfig", "Bidirectional", "BidirectionalConfig", "BigBird", "BigBirdConfig",
+    "CCAConfig", "ChunkedAttention", "ChunkedAttentionConfig", "Comba", "CombaConfig", "Cosformer", "CosformerConfig",
+    "CrossAttention", "CrossAttentionConfig", "DifferentialAttention", "DifferentialAttentionConfig", "Dilated",
+    "DilatedConfig", "GDN2Config", "GLAConfig", "GRUConfig", "GSAConfig", "GatedAttention", "GatedAttentionConfig",
+    "GriffinRecurrent", "GriffinRecurrentConfig", "HGRN2Config", "LSTMConfig", "LightningAttention",
+    "LightningAttentionConfig", "LinearAttention", "LinearAttentionConfig", "LinearTransformer", "LinearTransformerConfig",
+    "LogLinearConfig", "LogLinearMamba2", "Longformer", "LongformerConfig", "LoraMixer", "LoraMixerConfig", "MLAConfig",
+    "MLSTMConfig", "Mamba", "Mamba2", "Mamba2Config", "Mamba3", "Mamba3Config", "MambaConfig", "MetaTokens",
+    "MetaTokensConfig", "Moba", "MobaConfig", "MultiScale", "MultiScaleConfig", "ParallelMixers", "ParallelMixersConfig",
+    "Performer", "PerformerConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "RWKV4Config", "RWKV5Config", "RWKV6Config",
+    "RWKV7Config", "Rebased", "RebasedConfig", "Recurrent", "RecurrentConfig", "RetNet", "RetNetConfig", "SLSTMConfig",
+    "SimpleGLA", "SimpleGLAConfig", "StridedSparse", "StridedSparseConfig", "TalkingHeads", "TalkingHeadsConfig",
+    "TiledAttention", "TiledAttentionConfig",
 ]
 
 
@@ -126,4 +130,7 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         LongformerConfig,
         BigBirdConfig,
         MobaConfig,
+        Mamba3Config,
+        MLSTMConfig,
+        SLSTMConfig,
     )

@@ -49,20 +49,20 @@ from hybridtf.nn.positions import (
 )
 from hybridtf.nn.random_features import RandomFeatures, running_bound
 from hybridtf.nn.regularise import DropPath
-from hybridtf.nn.rg_lru import RGLRU
+from hybridtf.nn.rg_lru import RGLRU, HeadLinear
 from hybridtf.nn.short_conv import HeadConv, ShortConv, ShortConvs, TokenShift
 from hybridtf.nn.softmax_mixer import Held, HeldAttention, Projected, SoftmaxMixer
 
 __all__ = [
     "FEATURE_MAPS", "RGLRU", "Activation", "Adapted", "Alibi", "AlibiConfig", "DropPath", "DynamicNTKScaling", "FeatureMap",
-    "GateOptions", "GatedRMSNorm", "GroupNormConfig", "HeadConv", "HeadCountsConfig", "HeadsConfig", "HeadsMixer", "Held",
-    "HeldAttention", "HeldAttentionConfig", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig",
-    "LinearHeads", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds",
-    "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "Projected", "RMSNorm", "RMSNormConfig", "RandomFeatures",
-    "Rope", "RopeConfig", "RopeScaling", "ShortConv", "ShortConvs", "SinusoidalPosition", "SinusoidalPositionConfig",
-    "SoftmaxMixer", "TokenShift", "Written", "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype", "activation",
-    "head_width", "l2_normalised", "log_forget", "merge_low_rank", "quadratic", "retention_log_decay", "running_bound",
-    "taylor", "token_positions", "told",
+    "GateOptions", "GatedRMSNorm", "GroupNormConfig", "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadsConfig",
+    "HeadsMixer", "Held", "HeldAttention", "HeldAttentionConfig", "LayerNorm", "LayerNormConfig", "LearnedPosition",
+    "LearnedPositionConfig", "LinearHeads", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions",
+    "LowRank", "LowerBounds", "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "Projected", "RMSNorm",
+    "RMSNormConfig", "RandomFeatures", "Rope", "RopeConfig", "RopeScaling", "ShortConv", "ShortConvs", "SinusoidalPosition",
+    "SinusoidalPositionConfig", "SoftmaxMixer", "TokenShift", "Written", "XPos", "XPosConfig", "YarnScaling",
+    "accumulation_dtype", "activation", "head_width", "l2_normalised", "log_forget", "merge_low_rank", "quadratic",
+    "retention_log_decay", "running_bound", "taylor", "token_positions", "told",
 ]
 
 

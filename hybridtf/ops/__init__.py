@@ -17,6 +17,7 @@ from hybridtf.ops import (
     rnn,
     selective_scan,
     short_conv,
+    slstm,
     ssd,
     talking_attention,
     wkv,
@@ -39,6 +40,7 @@ def hybridtf_kernels() -> Sequence[Kernel]:
         *log_linear.KERNELS,
         *talking_attention.KERNELS,
         *block_sparse_attention.KERNELS,
+        *slstm.KERNELS,
     )
 
 
@@ -51,4 +53,5 @@ def hybridtf_op_cases() -> Sequence[OpCase]:
         *dplr.CASES,
         *wkv.CASES,
         *log_linear.CASES,
+        *slstm.CASES,
     )

@@ -26,3 +26,17 @@ def carried_state(initial_state: Tensor, dtype: torch.dtype, segments: Segments 
         return initial_state.to(dtype)
     forgotten = ~segments.continues & (segments.last_id > 0)
     return initial_state.to(dtype).masked_fill(forgotten.view(-1, *[1] * (initial_state.ndim - 1)), 0)
+
+
+def running_sum(x: Tensor, start: Tensor, segments: Segments | None) -> Tensor:
+    """The sum (b t ...) of ``x`` over each token's document up to it, on top of ``start`` (b ...) where that is carried on.
+
+    ``x`` is 0 at pads. Documents are told apart by what had been summed before each: ask for float64 where that matters.
+    """
+    total = x.cumsum(1)
+    if segments is None or not x.shape[1]:
+        return total + start[:, None]
+    steps = torch.arange(x.shape[1], device=x.device)
+    first = torch.where(segments.starts, steps, -1).cummax(1).values  # -1: the carried document
+    at = (first + 1).view(*first.shape, *[1] * (x.ndim - 2)).expand_as(x)
+    return total - torch.cat([-start[:, None], total - x], 1).gather(1, at)

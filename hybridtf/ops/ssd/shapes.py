@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -39,6 +41,21 @@ def start_state(
     if initial_state is None:
         return v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3], dtype=dtype)
     return carried_state(initial_state, dtype, segments)
+
+
+def start_states(
+    op: str, shapes: Mapping[str, tuple[int, ...]], initial_state: Mapping[str, Tensor] | None, like: Tensor,
+    dtype: torch.dtype, segments: Segments | None,
+) -> dict[str, Tensor]:
+    """The same of an op whose state is several tensors, by name and shape; raises :class:`ConfigError` where one differs."""
+    if initial_state is None:
+        return {name: like.new_zeros(shape, dtype=dtype) for name, shape in shapes.items()}
+    for name, shape in shapes.items():
+        given = initial_state.get(name)
+        if given is None or given.shape != shape:
+            got = None if given is None else tuple(given.shape)
+            raise ConfigError(f"{op}: initial_state[{name!r}] must be {shape}; got {got}")
+    return {name: carried_state(initial_state[name], dtype, segments) for name in shapes}
 
 
 def log_steps(log_a: Tensor, segments: Segments | None, dtype: torch.dtype) -> Tensor:
