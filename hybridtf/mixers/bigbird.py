@@ -22,11 +22,11 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from hybridtf.core import BuildContext, Component, PositionConfig, Segments
-from hybridtf.nn import HeldAttention, HeldAttentionConfig, NoPositionConfig
+from hybridtf.nn import NoPositionConfig, SparseMixer, SparseMixerConfig
 from hybridtf.ops.block_sparse_attention import Held, Places, SparseRule, random_blocks
 
 
-class BigBirdConfig(HeldAttentionConfig):
+class BigBirdConfig(SparseMixerConfig):
     """Window, global and random blocks."""
 
     type: Literal["bigbird"] = "bigbird"
@@ -56,7 +56,7 @@ class BigBirdConfig(HeldAttentionConfig):
         return BigBird(self, ctx)
 
 
-class BigBird(HeldAttention):
+class BigBird(SparseMixer):
     """See :class:`BigBirdConfig`. Its state is a ``Growing`` of keys and values; decoding reads only what is seen."""
 
     def __init__(self, config: BigBirdConfig, ctx: BuildContext) -> None:

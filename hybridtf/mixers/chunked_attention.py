@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from hybridtf.core import BuildContext, Component, Growing, NormConfig, PositionConfig, Ring, Segments
-from hybridtf.nn import HeldAttention, HeldAttentionConfig, RopeConfig
+from hybridtf.nn import RopeConfig, SparseMixer, SparseMixerConfig
 from hybridtf.ops.block_sparse_attention import SparseRule
 
 
@@ -25,7 +25,7 @@ def _rope() -> PositionConfig:
     return RopeConfig(theta=500000.0, interleaved=True)
 
 
-class ChunkedAttentionConfig(HeldAttentionConfig):
+class ChunkedAttentionConfig(SparseMixerConfig):
     """Attention that never crosses the border of a chunk."""
 
     type: Literal["chunked_attention"] = "chunked_attention"
@@ -44,7 +44,7 @@ class ChunkedAttentionConfig(HeldAttentionConfig):
         return ChunkedAttention(self, ctx)
 
 
-class ChunkedAttention(HeldAttention):
+class ChunkedAttention(SparseMixer):
     """See :class:`ChunkedAttentionConfig`. Its state is a ``Ring`` of the last chunk_size keys and values, which hold the
     running chunk."""
 

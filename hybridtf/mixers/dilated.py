@@ -18,11 +18,11 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field
 
 from hybridtf.core import BuildContext
-from hybridtf.nn import HeldAttention, HeldAttentionConfig
+from hybridtf.nn import SparseMixer, SparseMixerConfig
 from hybridtf.ops.block_sparse_attention import SparseRule
 
 
-class DilatedConfig(HeldAttentionConfig):
+class DilatedConfig(SparseMixerConfig):
     """Sliding window attention to every ``dilation``-th token."""
 
     type: Literal["dilated"] = "dilated"
@@ -40,7 +40,7 @@ class DilatedConfig(HeldAttentionConfig):
         return Dilated(self, ctx)
 
 
-class Dilated(HeldAttention):
+class Dilated(SparseMixer):
     """See :class:`DilatedConfig`. Its state is a ``Ring`` of the last (window - 1) * dilation + 1 keys and values."""
 
     def __init__(self, config: DilatedConfig, ctx: BuildContext) -> None:

@@ -22,11 +22,11 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, Component, Growing, PositionConfig, Ring, Segments
-from hybridtf.nn import HeldAttention, HeldAttentionConfig, NoPositionConfig
+from hybridtf.nn import NoPositionConfig, SparseMixer, SparseMixerConfig
 from hybridtf.ops.block_sparse_attention import Held, SparseRule
 
 
-class LongformerConfig(HeldAttentionConfig):
+class LongformerConfig(SparseMixerConfig):
     """Sliding window attention with global tokens."""
 
     type: Literal["longformer"] = "longformer"
@@ -54,7 +54,7 @@ class LongformerConfig(HeldAttentionConfig):
         return Longformer(self, ctx)
 
 
-class Longformer(HeldAttention):
+class Longformer(SparseMixer):
     """See :class:`LongformerConfig`. Its state is a ``Growing`` of both kinds of keys and values and of who is global, since
     a later global token looks at all of them; a plain token reads its window and the global tokens alone."""
 

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from hybridtf.core import BuildContext, Context, Growing, Segments, State
 from hybridtf.core.states.leaf import gather_rows
-from hybridtf.nn import HeldAttention, HeldAttentionConfig, accumulation_dtype
+from hybridtf.nn import SparseMixer, SparseMixerConfig, accumulation_dtype
 from hybridtf.ops.block_sparse_attention import Held, SparseRule, choose_blocks
 
 
-class MobaConfig(HeldAttentionConfig):
+class MobaConfig(SparseMixerConfig):
     """Attention to the blocks that a router without parameters chooses."""
 
     type: Literal["moba"] = "moba"
@@ -43,7 +43,7 @@ class MobaConfig(HeldAttentionConfig):
         return Moba(self, ctx)
 
 
-class Moba(HeldAttention):
+class Moba(SparseMixer):
     """See :class:`MobaConfig`. Its state: ``keys``, a ``Growing`` of keys and values (the running block among them), and
     ``pooled``, a sparse ``Growing`` with the mean key of each complete block."""
 

@@ -19,11 +19,11 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from hybridtf.core import BuildContext
-from hybridtf.nn import HeldAttention, HeldAttentionConfig
+from hybridtf.nn import SparseMixer, SparseMixerConfig
 from hybridtf.ops.block_sparse_attention import SparseRule
 
 
-class StridedSparseConfig(HeldAttentionConfig):
+class StridedSparseConfig(SparseMixerConfig):
     """Attention to the near tokens and to a fixed selection of the far ones."""
 
     type: Literal["strided_sparse"] = "strided_sparse"
@@ -49,7 +49,7 @@ class StridedSparseConfig(HeldAttentionConfig):
         return StridedSparse(self, ctx)
 
 
-class StridedSparse(HeldAttention):
+class StridedSparse(SparseMixer):
     """See :class:`StridedSparseConfig`. Its state is a ``Growing`` of keys and values; decoding reads only what is seen."""
 
     def __init__(self, config: StridedSparseConfig, ctx: BuildContext) -> None:

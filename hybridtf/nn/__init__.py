@@ -9,7 +9,6 @@ from hybridtf.hookspecs import hookimpl
 from hybridtf.nn.activations import Activation, GateOptions, activation
 from hybridtf.nn.feature_maps import FEATURE_MAPS, FeatureMap, quadratic, taylor
 from hybridtf.nn.heads_mixer import HeadCountsConfig, HeadsConfig, HeadsMixer
-from hybridtf.nn.held_attention import HeldAttention, HeldAttentionConfig
 from hybridtf.nn.linear_heads import LinearHeads, Written, head_width, retention_log_decay
 from hybridtf.nn.low_rank import Adapted, LoraLinear, LoraOptions, LowRank, merge_low_rank
 from hybridtf.nn.lower_bounds import LowerBounds, log_forget
@@ -52,15 +51,16 @@ from hybridtf.nn.regularise import DropPath
 from hybridtf.nn.rg_lru import RGLRU, HeadLinear
 from hybridtf.nn.short_conv import HeadConv, ShortConv, ShortConvs, TokenShift
 from hybridtf.nn.softmax_mixer import Held, HeldAttention, Projected, SoftmaxMixer
+from hybridtf.nn.sparse_mixer import SparseMixer, SparseMixerConfig
 
 __all__ = [
     "FEATURE_MAPS", "RGLRU", "Activation", "Adapted", "Alibi", "AlibiConfig", "DropPath", "DynamicNTKScaling", "FeatureMap",
     "GateOptions", "GatedRMSNorm", "GroupNormConfig", "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadsConfig",
-    "HeadsMixer", "Held", "HeldAttention", "HeldAttentionConfig", "LayerNorm", "LayerNormConfig", "LearnedPosition",
-    "LearnedPositionConfig", "LinearHeads", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions",
-    "LowRank", "LowerBounds", "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "Projected", "RMSNorm",
-    "RMSNormConfig", "RandomFeatures", "Rope", "RopeConfig", "RopeScaling", "ShortConv", "ShortConvs", "SinusoidalPosition",
-    "SinusoidalPositionConfig", "SoftmaxMixer", "TokenShift", "Written", "XPos", "XPosConfig", "YarnScaling",
+    "HeadsMixer", "Held", "HeldAttention", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig",
+    "LinearHeads", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds",
+    "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "Projected", "RMSNorm", "RMSNormConfig", "RandomFeatures",
+    "Rope", "RopeConfig", "RopeScaling", "ShortConv", "ShortConvs", "SinusoidalPosition", "SinusoidalPositionConfig",
+    "SoftmaxMixer", "SparseMixer", "SparseMixerConfig", "TokenShift", "Written", "XPos", "XPosConfig", "YarnScaling",
     "accumulation_dtype", "activation", "head_width", "l2_normalised", "log_forget", "merge_low_rank", "quadratic",
     "retention_log_decay", "running_bound", "taylor", "token_positions", "told",
 ]

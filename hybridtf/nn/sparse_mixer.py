@@ -5,15 +5,13 @@ Axes: b batch, t time, d d_model, s keys in reach, h query heads, g key heads, k
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from hybridtf.core import (
     BuildContext,
-    Component,
     Context,
     Growing,
     Law,
@@ -24,37 +22,23 @@ from hybridtf.core import (
     Ring,
     Segments,
     SequenceMixer,
-    SequenceMixerConfig,
     State,
     StateError,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn.positions import RopeConfig, token_positions, told
+from hybridtf.nn.heads_mixer import HeadsConfig
+from hybridtf.nn.positions import token_positions, told
 from hybridtf.ops.block_sparse_attention import Held, SparseRule, hold
 
 
-class HeldAttentionConfig(SequenceMixerConfig):
+class SparseMixerConfig(HeadsConfig):
     """Options of every mixer that attends to chosen tokens of those it holds."""
 
-    n_heads: int = Field(gt=0)
-    n_kv_heads: int | None = Field(default=None, gt=0)
-    """Heads of keys and values, each read by n_heads / n_kv_heads query heads in a row. None: as many as ``n_heads``."""
-    head_dim: int | None = Field(default=None, gt=0)
-    """None: d_model / n_heads."""
-    position: Component[PositionConfig] = Field(default_factory=RopeConfig)
-    """Told on queries and keys, or nowhere (``none``)."""
     qkv_bias: bool = False
     out_bias: bool = False
-    kernel: str = "auto"
-
-    @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
-        if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
-            raise ValueError(f"n_heads = {self.n_heads} is not divisible by n_kv_heads = {self.n_kv_heads}")
-        return self
 
 
-class HeldAttention(SequenceMixer):
+class SparseMixer(SequenceMixer):
     """A mixer sets its ``rule``, or gives an :meth:`attend` of its own, and sets ``reach`` where it sees no further back than
     so many tokens.
 
@@ -67,12 +51,10 @@ class HeldAttention(SequenceMixer):
     reach: int | None = None
     """Tokens that a query sees back, itself included. None: all."""
 
-    def __init__(self, config: HeldAttentionConfig, ctx: BuildContext) -> None:
+    def __init__(self, config: SparseMixerConfig, ctx: BuildContext) -> None:
         super().__init__()
         self.heads, self.causal = config.n_heads, ctx.causal
-        if config.head_dim is None and ctx.d_model % config.n_heads:
-            raise ctx.error(f"d_model = {ctx.d_model} is not divisible by n_heads = {config.n_heads}; give head_dim")
-        self.head_dim = config.head_dim or ctx.d_model // config.n_heads
+        self.head_dim = config.width_in(ctx)
         self.n_kv_heads = config.n_kv_heads or config.n_heads
         inner, kv = config.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         self.q_proj = nn.Linear(ctx.d_model, inner, bias=config.qkv_bias, **ctx.factory)
