@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from hybridtf.core import Kernel, OpCase
 from hybridtf.hookspecs import hookimpl
-from hybridtf.ops import attention, grouped_linear, linear_scan, rnn, selective_scan, short_conv, ssd
+from hybridtf.ops import attention, gated_delta_rule, grouped_linear, linear_scan, rnn, selective_scan, short_conv, ssd
 
 
 @hookimpl
 def hybridtf_kernels() -> Sequence[Kernel]:
     return (
         *attention.KERNELS,
+        *gated_delta_rule.KERNELS,
         *linear_scan.KERNELS,
         *rnn.KERNELS,
         *selective_scan.KERNELS,
@@ -25,6 +26,7 @@ def hybridtf_kernels() -> Sequence[Kernel]:
 @hookimpl
 def hybridtf_op_cases() -> Sequence[OpCase]:
     return (
+        *gated_delta_rule.CASES,
         *selective_scan.CASES,
         *ssd.CASES,
     )
