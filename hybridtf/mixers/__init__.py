@@ -8,6 +8,16 @@ from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
 from hybridtf.mixers import attention
 from hybridtf.mixers.attention import Attention, AttentionConfig
+from hybridtf.mixers.delta_rule import (
+    KDA,
+    DeltaNet,
+    DeltaNetConfig,
+    GatedDeltaNet,
+    GatedDeltaNetConfig,
+    GatedDeltaProduct,
+    GatedDeltaProductConfig,
+    KDAConfig,
+)
 from hybridtf.mixers.linear_attention import LinearAttention, LinearAttentionConfig
 from hybridtf.mixers.mamba import Mamba, MambaConfig
 from hybridtf.mixers.mamba2 import Mamba2, Mamba2Config
@@ -15,7 +25,8 @@ from hybridtf.mixers.rg_lru import GriffinRecurrent, GriffinRecurrentConfig, RGL
 from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfig, RNNConfig
 
 __all__ = [
-    "Attention", "AttentionConfig", "GRUConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "LSTMConfig",
+    "KDA", "Attention", "AttentionConfig", "DeltaNet", "DeltaNetConfig", "GRUConfig", "GatedDeltaNet", "GatedDeltaNetConfig",
+    "GatedDeltaProduct", "GatedDeltaProductConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "KDAConfig", "LSTMConfig",
     "LinearAttention", "LinearAttentionConfig", "Mamba", "Mamba2", "Mamba2Config", "MambaConfig",
     "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig",
 ]
@@ -30,6 +41,10 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         RGLRUConfig,
         GriffinRecurrentConfig,
         LinearAttentionConfig,
+        DeltaNetConfig,
+        GatedDeltaNetConfig,
+        GatedDeltaProductConfig,
+        KDAConfig,
         RNNConfig,
         LSTMConfig,
         GRUConfig,

@@ -1,4 +1,4 @@
-"""``gated_delta_rule``: a memory that is decayed, read at the key and corrected (DeltaNet, Gated DeltaNet, KDA, DeltaProduct)."""
+"""``gated_delta_rule``: a memory decayed, read at the key and corrected (DeltaNet, Gated DeltaNet, KDA, DeltaProduct)."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ def _span(call: Call, states: States) -> tuple[Tensor, States]:
     before, after = (None if x is None else x.repeat_interleave(size.n, -2) for x in (scores.before, scores.after))
     reads = torch.cat([_scaled(-beta * k, before, size.r), _scaled(q, scores.before, size.r)], -2)
     parts = (solved, scores.of_queries, reads, v * beta, _scaled(k, after, size.r).mT, scores.total)
-    y, last = _walk(*(list(_by_chunk(x, size)) for x in parts), state.flatten(0, 1))
-    y = y.view(-1, size.b, size.h, length, size.p).permute(1, 0, 3, 2, 4).flatten(1, 2)[:, : size.t]
+    y, last = _walk([_by_chunk(x, size) for x in parts], state.flatten(0, 1))
+    y = y.unflatten(1, (size.b, size.h)).permute(1, 0, 3, 2, 4).flatten(1, 2)[:, : size.t]
     return y, (last.view(state.shape),)
 
 
@@ -69,13 +69,10 @@ def _by_chunk(x: Tensor, size: Sizes) -> tuple[Tensor, ...]:
     return x.expand(-1, size.b, size.g, size.r, -1, -1).flatten(1, 3).unbind(0)
 
 
-def _walk(
-    solved: Sequence[Tensor], of_queries: Sequence[Tensor], reads: Sequence[Tensor], values: Sequence[Tensor],
-    writes: Sequence[Tensor], decays: Sequence[Tensor], state: Tensor,
-) -> tuple[Tensor, Tensor]:
+def _walk(parts: Sequence[Sequence[Tensor]], state: Tensor) -> tuple[Tensor, Tensor]:
     """The state (b h, k p) through the chunks; y (c, b h, l, p)."""
     out = []
-    for inverse, weights, read, value, write, decay in zip(solved, of_queries, reads, values, writes, decays, strict=True):
+    for inverse, weights, read, value, write, decay in zip(*parts, strict=True):
         of_keys, of_tokens = (read @ state).split([value.shape[1], weights.shape[1]], 1)
         corrections = inverse @ (value + of_keys)
         out.append(torch.baddbmm(of_tokens, weights, corrections))

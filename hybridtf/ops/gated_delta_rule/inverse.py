@@ -32,7 +32,7 @@ class _Inverse(torch.autograd.Function):
     """d(I + A)^-1 = -T dA T, two products instead of a walk back through the halves."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor) -> Tensor:
+    def forward(a: Tensor) -> Tensor:
         rows = a.shape[-1]
         spare = padded_rows(rows) - rows
         a = F.pad(a, (0, spare, 0, spare))
@@ -40,9 +40,12 @@ class _Inverse(torch.autograd.Function):
         for level in range(a.shape[-1].bit_length() - 1):
             first, second = t.unflatten(-3, (-1, 2)).unbind(-3)
             t = joined(first, -(second @ (block_pairs(a, 2**level) @ first)), second)
-        t = t.squeeze(-3)[..., :rows, :rows]
-        ctx.save_for_backward(t)
-        return t
+        found: Tensor = t.squeeze(-3)[..., :rows, :rows]
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
 
     @staticmethod
     def backward(ctx: Any, dt: Tensor) -> Tensor:
@@ -55,5 +58,6 @@ def unit_inverse(a: Tensor) -> Tensor:
 
         [[I + A1, 0], [X, I + A2]]^-1 = [[T1, 0], [-T2 X T1, T2]]
     """
-    t: Tensor = _Inverse.apply(a)
+    apply: Any = _Inverse.apply
+    t: Tensor = apply(a)
     return t

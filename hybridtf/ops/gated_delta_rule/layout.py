@@ -26,7 +26,8 @@ def in_chunks(call: Call, name: str, length: int, dtype: torch.dtype) -> Tensor:
     steps = size.n if name in ("k", "v", "beta") else 1
     heads = 1 if name in ("q", "k") else size.r
     width = 1 if name == "beta" or (name == "log_a" and x.ndim == 3) else x.shape[-1]
-    return x.reshape(size.b, -1, length, steps, size.g, heads, width).permute(1, 0, 4, 5, 2, 3, 6).flatten(4, 5)
+    x = x.reshape(size.b, x.shape[1] // length, length, steps, size.g, heads, width)
+    return x.permute(1, 0, 4, 5, 2, 3, 6).flatten(4, 5)
 
 
 def with_documents(scores: Scores, masks: Masks, length: int, n: int) -> Scores:

@@ -52,9 +52,9 @@ def check(
     if q is not None and q.shape != (b, t, g, width):
         raise ConfigError(f"{name}: q must be (b t g k) = {(b, t, g, width)}; got {tuple(q.shape)}")
     if beta.shape != v.shape[:-1]:
-        raise ConfigError(f"{name}: beta must have the shape of v less its width, {tuple(v.shape[:-1])}; got {tuple(beta.shape)}")
+        raise ConfigError(f"{name}: beta must be v less its width, {tuple(v.shape[:-1])}; got {tuple(beta.shape)}")
     if log_a is not None and log_a.shape not in ((b, t, h), (b, t, h, width)):
-        raise ConfigError(f"{name}: log_a must be (b t h) = {(b, t, h)}, or (b t h k) with k = {width}; got {tuple(log_a.shape)}")
+        raise ConfigError(f"{name}: log_a must be (b t h) = {(b, t, h)}, or (b t h k), k = {width}; got {tuple(log_a.shape)}")
     if initial_state is not None and initial_state.shape != (b, h, width, p):
         raise ConfigError(f"{name}: initial_state must be (b h k p) = {(b, h, width, p)}; got {tuple(initial_state.shape)}")
     if segments is not None and segments.ids.shape != (b, t):
