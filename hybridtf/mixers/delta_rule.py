@@ -168,7 +168,7 @@ class KDAConfig(GatedDeltaRuleConfig):
     head_dim: int = Field(default=128, gt=0)
     """Width of a query or key head."""
     low_rank: bool = True
-    """The decay and the gate come through ``v_dim`` channels (Kimi Linear). False: from a full matrix (Ling 2.5)."""
+    """The decay and the gate come through ``v_dim`` channels (Kimi Linear). False: from a full matrix (Ling)."""
     gate_bias: bool = False
     """Of the gate's last projection: the paper's code has one, Kimi Linear has none."""
     decay_floor: float | None = Field(default=None, lt=0, examples=[-5.0])
