@@ -50,7 +50,8 @@ class _Inverse(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dt: Tensor) -> Tensor:
         (t,) = ctx.saved_tensors
-        return -(t.mT @ (dt @ t.mT)).tril(-1)
+        da: Tensor = -(t.mT @ (dt @ t.mT)).tril(-1)
+        return da
 
 
 def unit_inverse(a: Tensor) -> Tensor:
