@@ -12,6 +12,9 @@ b lies between 0 and 1, or between 0 and 2 with ``allow_neg_eigval`` (https://ar
 an eigenvalue 1 - b between -1 and 1, and a memory can be turned round and not only erased.
 
 Axes: b batch, t time, d d_model, n steps a token, g key heads, h value heads, k head_dim, p v_dim.
+
+No outside layer was run for ``delta_net`` and ``gated_delta_product``: their recurrences are held to fla's, and what is around
+them is spelled out in the tests. The others are held to the layers of transformers.
 """
 
 from __future__ import annotations
@@ -258,9 +261,7 @@ class DeltaRuleMixer(RecurrentMixer):
         v: Tensor = out["v"].unflatten(-1, (-1, self.v_dim))
         rates = self.b_proj(x).to(wide).sigmoid() * (2.0 if self.config.allow_neg_eigval else 1.0)
         if self.n_steps > 1:
-            k, v, rates = (
-                z.unflatten(2, (self.n_steps, -1)) for z in (k, v, rates)
-            )  # [b, t, n, g, k], [b, t, n, h, p], [b, t, n, h]
+            k, v, rates = (z.unflatten(2, (self.n_steps, -1)) for z in (k, v, rates))  # [b, t, n, ...]
         y, S = self.rule(
             q * self.head_dim**-0.5, k, v, rates, self.log_decay(x),
             initial_state=None if state is None else state["memory"]["S"], segments=segments,
