@@ -14,6 +14,16 @@ from hybridtf.mixers.cca import CCA, CCAConfig
 from hybridtf.mixers.chunked_attention import ChunkedAttention, ChunkedAttentionConfig
 from hybridtf.mixers.comba import Comba, CombaConfig
 from hybridtf.mixers.cross_attention import CrossAttention, CrossAttentionConfig
+from hybridtf.mixers.delta_rule import (
+    KDA,
+    DeltaNet,
+    DeltaNetConfig,
+    GatedDeltaNet,
+    GatedDeltaNetConfig,
+    GatedDeltaProduct,
+    GatedDeltaProductConfig,
+    KDAConfig,
+)
 from hybridtf.mixers.differential_attention import DifferentialAttention, DifferentialAttentionConfig
 from hybridtf.mixers.dilated import Dilated, DilatedConfig
 from hybridtf.mixers.feature_attention import (
@@ -64,20 +74,21 @@ from hybridtf.mixers.talking_heads import TalkingHeads, TalkingHeadsConfig
 from hybridtf.mixers.tiled_attention import TiledAttention, TiledAttentionConfig
 
 __all__ = [
-    "CCA", "GDN2", "GLA", "GSA", "HGRN2", "MLA", "MLSTM", "RWKV4", "RWKV5", "RWKV6", "RWKV7", "SLSTM", "Attention",
+    "CCA", "GDN2", "GLA", "GSA", "HGRN2", "KDA", "MLA", "MLSTM", "RWKV4", "RWKV5", "RWKV6", "RWKV7", "SLSTM", "Attention",
     "AttentionConfig", "Based", "BasedConfig", "Bidirectional", "BidirectionalConfig", "BigBird", "BigBirdConfig",
     "CCAConfig", "ChunkedAttention", "ChunkedAttentionConfig", "Comba", "CombaConfig", "Cosformer", "CosformerConfig",
-    "CrossAttention", "CrossAttentionConfig", "DifferentialAttention", "DifferentialAttentionConfig", "Dilated",
-    "DilatedConfig", "GDN2Config", "GLAConfig", "GRUConfig", "GSAConfig", "GatedAttention", "GatedAttentionConfig",
-    "GriffinRecurrent", "GriffinRecurrentConfig", "HGRN2Config", "LSTMConfig", "LightningAttention",
-    "LightningAttentionConfig", "LinearAttention", "LinearAttentionConfig", "LinearTransformer", "LinearTransformerConfig",
-    "LogLinearConfig", "LogLinearMamba2", "Longformer", "LongformerConfig", "LoraMixer", "LoraMixerConfig", "MLAConfig",
-    "MLSTMConfig", "Mamba", "Mamba2", "Mamba2Config", "Mamba3", "Mamba3Config", "MambaConfig", "MetaTokens",
-    "MetaTokensConfig", "Moba", "MobaConfig", "MultiScale", "MultiScaleConfig", "ParallelMixers", "ParallelMixersConfig",
-    "Performer", "PerformerConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "RWKV4Config", "RWKV5Config", "RWKV6Config",
-    "RWKV7Config", "Rebased", "RebasedConfig", "Recurrent", "RecurrentConfig", "RetNet", "RetNetConfig", "SLSTMConfig",
-    "SimpleGLA", "SimpleGLAConfig", "StridedSparse", "StridedSparseConfig", "TalkingHeads", "TalkingHeadsConfig",
-    "TiledAttention", "TiledAttentionConfig",
+    "CrossAttention", "CrossAttentionConfig", "DeltaNet", "DeltaNetConfig", "DifferentialAttention",
+    "DifferentialAttentionConfig", "Dilated", "DilatedConfig", "GDN2Config", "GLAConfig", "GRUConfig", "GSAConfig",
+    "GatedAttention", "GatedAttentionConfig", "GatedDeltaNet", "GatedDeltaNetConfig", "GatedDeltaProduct",
+    "GatedDeltaProductConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "HGRN2Config", "KDAConfig", "LSTMConfig",
+    "LightningAttention", "LightningAttentionConfig", "LinearAttention", "LinearAttentionConfig", "LinearTransformer",
+    "LinearTransformerConfig", "LogLinearConfig", "LogLinearMamba2", "Longformer", "LongformerConfig", "LoraMixer",
+    "LoraMixerConfig", "MLAConfig", "MLSTMConfig", "Mamba", "Mamba2", "Mamba2Config", "Mamba3", "Mamba3Config", "MambaConfig",
+    "MetaTokens", "MetaTokensConfig", "Moba", "MobaConfig", "MultiScale", "MultiScaleConfig", "ParallelMixers",
+    "ParallelMixersConfig", "Performer", "PerformerConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "RWKV4Config",
+    "RWKV5Config", "RWKV6Config", "RWKV7Config", "Rebased", "RebasedConfig", "Recurrent", "RecurrentConfig", "RetNet",
+    "RetNetConfig", "SLSTMConfig", "SimpleGLA", "SimpleGLAConfig", "StridedSparse", "StridedSparseConfig", "TalkingHeads",
+    "TalkingHeadsConfig", "TiledAttention", "TiledAttentionConfig",
 ]
 
 
@@ -133,4 +144,8 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         Mamba3Config,
         MLSTMConfig,
         SLSTMConfig,
+        DeltaNetConfig,
+        GatedDeltaNetConfig,
+        GatedDeltaProductConfig,
+        KDAConfig,
     )

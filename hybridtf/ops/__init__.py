@@ -10,6 +10,7 @@ from hybridtf.ops import (
     attention,
     block_sparse_attention,
     dplr,
+    gated_delta_rule,
     gla,
     grouped_linear,
     linear_scan,
@@ -41,6 +42,7 @@ def hybridtf_kernels() -> Sequence[Kernel]:
         *talking_attention.KERNELS,
         *block_sparse_attention.KERNELS,
         *slstm.KERNELS,
+        *gated_delta_rule.KERNELS,
     )
 
 
@@ -54,4 +56,5 @@ def hybridtf_op_cases() -> Sequence[OpCase]:
         *wkv.CASES,
         *log_linear.CASES,
         *slstm.CASES,
+        *gated_delta_rule.CASES,
     )
