@@ -11,12 +11,14 @@ from hybridtf.mixers.attention import Attention, AttentionConfig
 from hybridtf.mixers.linear_attention import LinearAttention, LinearAttentionConfig
 from hybridtf.mixers.mamba import Mamba, MambaConfig
 from hybridtf.mixers.mamba2 import Mamba2, Mamba2Config
+from hybridtf.mixers.min_gru import MinGRU, MinGRUConfig, MinLSTM, MinLSTMConfig
 from hybridtf.mixers.rg_lru import GriffinRecurrent, GriffinRecurrentConfig, RGLRUConfig, RGLRUMixer
 from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfig, RNNConfig
 
 __all__ = [
     "Attention", "AttentionConfig", "GRUConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "LSTMConfig",
-    "LinearAttention", "LinearAttentionConfig", "Mamba", "Mamba2", "Mamba2Config", "MambaConfig",
+    "LinearAttention", "LinearAttentionConfig", "Mamba", "Mamba2", "Mamba2Config", "MambaConfig", "MinGRU", "MinGRUConfig", "MinLSTM",
+    "MinLSTMConfig",
     "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig",
 ]
 
@@ -33,4 +35,6 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         RNNConfig,
         LSTMConfig,
         GRUConfig,
+        MinGRUConfig,
+        MinLSTMConfig,
     )

@@ -44,13 +44,14 @@ from hybridtf.nn.positions import (
 )
 from hybridtf.nn.regularise import DropPath
 from hybridtf.nn.rg_lru import RGLRU
+from hybridtf.nn.scan import ComplexScan, Scan
 from hybridtf.nn.short_conv import ShortConv, ShortConvs, TokenShift
 
 __all__ = [
-    "FEATURE_MAPS", "RGLRU", "Activation", "Alibi", "AlibiConfig", "DropPath", "DynamicNTKScaling", "FeatureMap",
+    "FEATURE_MAPS", "RGLRU", "Activation", "Alibi", "AlibiConfig", "ComplexScan", "DropPath", "DynamicNTKScaling", "FeatureMap",
     "GateOptions", "GatedRMSNorm", "GroupNormConfig", "LayerNorm", "LayerNormConfig", "LearnedPosition",
     "LearnedPositionConfig", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "NTKScaling", "NoNorm", "NoNormConfig",
-    "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig", "RopeScaling", "ShortConv", "ShortConvs",
+    "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig", "RopeScaling", "Scan", "ShortConv", "ShortConvs",
     "SinusoidalPosition", "SinusoidalPositionConfig", "TokenShift", "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype",
     "activation", "l2_normalised", "token_positions", "told",
 ]
