@@ -117,7 +117,8 @@ class MinGRU(MinimalRecurrent):
         self.z_proj = self.projection(ctx)
 
     def logit(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        return self.z_proj(x).to(dtype)
+        z: Tensor = self.z_proj(x)
+        return z.to(dtype)
 
 
 class MinLSTM(MinimalRecurrent):
