@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hybridtf.core import Kernel, OpCase
 from hybridtf.hookspecs import hookimpl
-from hybridtf.ops import attention, grouped_linear, linear_scan, rnn, selective_scan, short_conv, ssd
+from hybridtf.ops import attention, grouped_linear, linear_scan, rnn, selective_scan, short_conv, ssd, state_space
 
 
 @hookimpl
@@ -19,6 +19,7 @@ def hybridtf_kernels() -> Sequence[Kernel]:
         *grouped_linear.KERNELS,
         *short_conv.KERNELS,
         *ssd.KERNELS,
+        *state_space.KERNELS,
     )
 
 
@@ -27,4 +28,5 @@ def hybridtf_op_cases() -> Sequence[OpCase]:
     return (
         *selective_scan.CASES,
         *ssd.CASES,
+        *state_space.CASES,
     )
