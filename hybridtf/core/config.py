@@ -45,6 +45,8 @@ class BuildContext:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     mesh: DeviceMesh | None = None
     seed: int = 0
+    edges: frozenset[str] = frozenset()
+    """Edges that earlier layers of the stack write: a part that either makes something or is handed it can tell which."""
     where: str = ""
     """Path of the component in its recipe, for messages."""
     defer_init: bool = False

@@ -9,6 +9,7 @@ from hybridtf.hookspecs import hookimpl
 from hybridtf.mixers import attention
 from hybridtf.mixers.attention import Attention, AttentionConfig
 from hybridtf.mixers.gated_short_conv import GatedShortConv, GatedShortConvConfig
+from hybridtf.mixers.hgrn import HGRN, HGRNConfig
 from hybridtf.mixers.linear_attention import LinearAttention, LinearAttentionConfig
 from hybridtf.mixers.mamba import Mamba, MambaConfig
 from hybridtf.mixers.mamba2 import Mamba2, Mamba2Config
@@ -17,10 +18,10 @@ from hybridtf.mixers.rg_lru import GriffinRecurrent, GriffinRecurrentConfig, RGL
 from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfig, RNNConfig
 
 __all__ = [
-    "Attention", "AttentionConfig", "GRUConfig", "GatedShortConv", "GatedShortConvConfig", "GriffinRecurrent",
-    "GriffinRecurrentConfig", "LSTMConfig", "LinearAttention", "LinearAttentionConfig", "Mamba", "Mamba2", "Mamba2Config",
-    "MambaConfig", "MinGRU", "MinGRUConfig", "MinLSTM", "MinLSTMConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig",
-    "Recurrent", "RecurrentConfig",
+    "HGRN", "Attention", "AttentionConfig", "GRUConfig", "GatedShortConv", "GatedShortConvConfig", "GriffinRecurrent",
+    "GriffinRecurrentConfig", "HGRNConfig", "LSTMConfig", "LinearAttention", "LinearAttentionConfig", "Mamba", "Mamba2",
+    "Mamba2Config", "MambaConfig", "MinGRU", "MinGRUConfig", "MinLSTM", "MinLSTMConfig", "RGLRUConfig", "RGLRUMixer",
+    "RNNConfig", "Recurrent", "RecurrentConfig",
 ]
 
 
@@ -39,4 +40,5 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         MinGRUConfig,
         MinLSTMConfig,
         GatedShortConvConfig,
+        HGRNConfig,
     )

@@ -43,16 +43,20 @@ class Stack(nn.Module):
     adds to it of its own stands under the layer's number (``layers.3.adapters...``).
     """
 
-    def __init__(self, layers: tuple[str, ...], blocks: Mapping[str, BlockConfig], ctx: BuildContext) -> None:
+    def __init__(
+        self, layers: tuple[str, ...], blocks: Mapping[str, BlockConfig], ctx: BuildContext, *, edges: tuple[str, ...] = ()
+    ) -> None:
         super().__init__()
         self.layer_names = layers
         self.layers = nn.ModuleDict()
         order = []
+        written = set(edges)
         for i, name in enumerate(layers):
             key = f"shared_{name}" if blocks[name].shared else str(i)
             if key not in self.layers:
-                where = ctx.child(f"blocks.{name}", layer_idx=i, n_layers=len(layers))
-                self.layers[key] = blocks[name].build(where)
+                where = ctx.child(f"blocks.{name}", layer_idx=i, n_layers=len(layers), edges=frozenset(written))
+                block = self.layers[key] = blocks[name].build(where)
+                written.update(edge for part in block.parts().values() for edge in part.writes)
             order.append(key)
             adapters = blocks[name].adapters
             if adapters is not None:
@@ -129,7 +133,7 @@ def build_stack(
         raise ctx.error(
             f"block {unused[0]!r} is used by no layer of the pattern {print_pattern(layers)!r}; use it or take it out"
         )
-    stack = Stack(layers, blocks, ctx)
+    stack = Stack(layers, blocks, ctx, edges=edges)
     written = set(edges)
     for i, (name, block) in enumerate(zip(layers, stack.blocks(), strict=True)):
         for part_name, part in block.parts().items():

@@ -8,6 +8,7 @@ from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 from hybridtf.nn.activations import Activation, GateOptions, activation
 from hybridtf.nn.feature_maps import FEATURE_MAPS, FeatureMap
+from hybridtf.nn.lower_bounds import LowerBounds, log_forget
 from hybridtf.nn.norms import (
     GatedRMSNorm,
     GroupNormConfig,
@@ -48,12 +49,12 @@ from hybridtf.nn.scan import ComplexScan, Scan
 from hybridtf.nn.short_conv import ShortConv, ShortConvs, TokenShift
 
 __all__ = [
-    "FEATURE_MAPS", "RGLRU", "Activation", "Alibi", "AlibiConfig", "ComplexScan", "DropPath", "DynamicNTKScaling", "FeatureMap",
+    "FEATURE_MAPS", "Activation", "Alibi", "AlibiConfig", "ComplexScan", "DropPath", "DynamicNTKScaling", "FeatureMap",
     "GateOptions", "GatedRMSNorm", "GroupNormConfig", "LayerNorm", "LayerNormConfig", "LearnedPosition",
-    "LearnedPositionConfig", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "NTKScaling", "NoNorm", "NoNormConfig",
-    "NoPositionConfig", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig", "RopeScaling", "Scan", "ShortConv", "ShortConvs",
-    "SinusoidalPosition", "SinusoidalPositionConfig", "TokenShift", "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype",
-    "activation", "l2_normalised", "token_positions", "told",
+    "LearnedPositionConfig", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LowerBounds", "NTKScaling", "NoNorm",
+    "NoNormConfig", "NoPositionConfig", "RGLRU", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig", "RopeScaling", "Scan",
+    "ShortConv", "ShortConvs", "SinusoidalPosition", "SinusoidalPositionConfig", "TokenShift", "XPos", "XPosConfig",
+    "YarnScaling", "accumulation_dtype", "activation", "l2_normalised", "log_forget", "token_positions", "told",
 ]
 
 
