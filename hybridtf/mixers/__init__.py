@@ -8,20 +8,25 @@ from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
 from hybridtf.mixers import attention
 from hybridtf.mixers.attention import Attention, AttentionConfig
+from hybridtf.mixers.ema import EMA, EMAConfig
 from hybridtf.mixers.gated_short_conv import GatedShortConv, GatedShortConvConfig
 from hybridtf.mixers.hgrn import HGRN, HGRNConfig
 from hybridtf.mixers.linear_attention import LinearAttention, LinearAttentionConfig
+from hybridtf.mixers.lru import LRU, LRUConfig
 from hybridtf.mixers.mamba import Mamba, MambaConfig
 from hybridtf.mixers.mamba2 import Mamba2, Mamba2Config
 from hybridtf.mixers.min_gru import MinGRU, MinGRUConfig, MinLSTM, MinLSTMConfig
 from hybridtf.mixers.rg_lru import GriffinRecurrent, GriffinRecurrentConfig, RGLRUConfig, RGLRUMixer
 from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfig, RNNConfig
+from hybridtf.mixers.s4d import S4D, S4DConfig
+from hybridtf.mixers.s5 import S5, S5Config
 
 __all__ = [
-    "HGRN", "Attention", "AttentionConfig", "GRUConfig", "GatedShortConv", "GatedShortConvConfig", "GriffinRecurrent",
-    "GriffinRecurrentConfig", "HGRNConfig", "LSTMConfig", "LinearAttention", "LinearAttentionConfig", "Mamba", "Mamba2",
-    "Mamba2Config", "MambaConfig", "MinGRU", "MinGRUConfig", "MinLSTM", "MinLSTMConfig", "RGLRUConfig", "RGLRUMixer",
-    "RNNConfig", "Recurrent", "RecurrentConfig",
+    "EMA", "HGRN", "LRU", "S4D", "S5", "Attention", "AttentionConfig", "EMAConfig", "GRUConfig", "GatedShortConv",
+    "GatedShortConvConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "HGRNConfig", "LRUConfig", "LSTMConfig",
+    "LinearAttention", "LinearAttentionConfig", "Mamba", "Mamba2", "Mamba2Config", "MambaConfig", "MinGRU", "MinGRUConfig",
+    "MinLSTM", "MinLSTMConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig", "S4DConfig",
+    "S5Config",
 ]
 
 
@@ -41,4 +46,8 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         MinLSTMConfig,
         GatedShortConvConfig,
         HGRNConfig,
+        EMAConfig,
+        S4DConfig,
+        LRUConfig,
+        S5Config,
     )

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 from hybridtf.nn.activations import Activation, GateOptions, activation
+from hybridtf.nn.diagonal_ssm import DiagonalInit, DiagonalSSM, Discretisation, discretised, multiply, pattern
 from hybridtf.nn.feature_maps import FEATURE_MAPS, FeatureMap
+from hybridtf.nn.hippo import diagonal_hippo, hippo_legs
 from hybridtf.nn.lower_bounds import LowerBounds, log_forget
 from hybridtf.nn.norms import (
     GatedRMSNorm,
@@ -45,16 +47,63 @@ from hybridtf.nn.positions import (
 )
 from hybridtf.nn.regularise import DropPath
 from hybridtf.nn.rg_lru import RGLRU
-from hybridtf.nn.scan import ComplexScan, Scan
+from hybridtf.nn.scan import ComplexScan, Pair, Scan
 from hybridtf.nn.short_conv import ShortConv, ShortConvs, TokenShift
 
 __all__ = [
-    "FEATURE_MAPS", "Activation", "Alibi", "AlibiConfig", "ComplexScan", "DropPath", "DynamicNTKScaling", "FeatureMap",
-    "GateOptions", "GatedRMSNorm", "GroupNormConfig", "LayerNorm", "LayerNormConfig", "LearnedPosition",
-    "LearnedPositionConfig", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LowerBounds", "NTKScaling", "NoNorm",
-    "NoNormConfig", "NoPositionConfig", "RGLRU", "RMSNorm", "RMSNormConfig", "Rope", "RopeConfig", "RopeScaling", "Scan",
-    "ShortConv", "ShortConvs", "SinusoidalPosition", "SinusoidalPositionConfig", "TokenShift", "XPos", "XPosConfig",
-    "YarnScaling", "accumulation_dtype", "activation", "l2_normalised", "log_forget", "token_positions", "told",
+    "FEATURE_MAPS",
+    "RGLRU",
+    "Activation",
+    "Alibi",
+    "AlibiConfig",
+    "ComplexScan",
+    "DiagonalInit",
+    "DiagonalSSM",
+    "Discretisation",
+    "DropPath",
+    "DynamicNTKScaling",
+    "FeatureMap",
+    "GateOptions",
+    "GatedRMSNorm",
+    "GroupNormConfig",
+    "LayerNorm",
+    "LayerNormConfig",
+    "LearnedPosition",
+    "LearnedPositionConfig",
+    "LinearScaling",
+    "Llama3Scaling",
+    "LongRopeScaling",
+    "LowerBounds",
+    "NTKScaling",
+    "NoNorm",
+    "NoNormConfig",
+    "NoPositionConfig",
+    "Pair",
+    "RMSNorm",
+    "RMSNormConfig",
+    "Rope",
+    "RopeConfig",
+    "RopeScaling",
+    "Scan",
+    "ShortConv",
+    "ShortConvs",
+    "SinusoidalPosition",
+    "SinusoidalPositionConfig",
+    "TokenShift",
+    "XPos",
+    "XPosConfig",
+    "YarnScaling",
+    "accumulation_dtype",
+    "activation",
+    "diagonal_hippo",
+    "discretised",
+    "hippo_legs",
+    "l2_normalised",
+    "log_forget",
+    "multiply",
+    "pattern",
+    "token_positions",
+    "told",
 ]
 
 

@@ -60,17 +60,17 @@ def _span(call: Call, state: States) -> tuple[Tensor, States]:
     """One chunk. Pads stand behind a row's tokens."""
     (h,) = state
     u, reads, writes = call["u"].to(h.dtype), call["reads"], call["writes"]
-    l = u.shape[1]
-    pairs, masks, powers = call["pairs"][:, :l, :l], call.masks, call["powers"]
+    n = u.shape[1]
+    pairs, masks, powers = call["pairs"][:, :n, :n], call.masks, call["powers"]
     inputs = u.permute(2, 1, 0)  # [c, j, b]
     whole = masks is None or (u.device.type == "cpu" and bool(masks.real.all()) and not bool(masks.starts.any()))
-    held = (reads[:, :l] @ h.permute(1, 2, 0)).permute(2, 1, 0)  # [b, i, c]
+    held = (reads[:, :n] @ h.permute(1, 2, 0)).permute(2, 1, 0)  # [b, i, c]
     if whole or masks is None:
         y = (pairs @ inputs).permute(2, 1, 0) + held
-        new = (writes[:, :l].flip(1).mT @ inputs).permute(2, 0, 1)  # [b, c, s]
-        if powers.ndim == 4 and l == reads.shape[1]:
+        new = (writes[:, :n].flip(1).mT @ inputs).permute(2, 0, 1)  # [b, c, s]
+        if powers.ndim == 4 and n == reads.shape[1]:
             return y, (torch.einsum("bcm,cnm->bcn", h, powers[-1]) + new,)
-        count = torch.full((u.shape[0],), l, device=u.device)
+        count = torch.full((u.shape[0],), n, device=u.device)
         return y, (_passed(h, count, powers, reads.shape[1]) + new,)
     joined = (masks.ids[:, :, None] == masks.ids[:, None, :])[:, None]  # [b, 1, i, j]
     y = torch.einsum("bcij,bjc->bic", pairs * joined, u)
@@ -80,14 +80,14 @@ def _span(call: Call, state: States) -> tuple[Tensor, States]:
 
 def _after(h: Tensor, u: Tensor, masks: Masks, writes: Tensor, powers: Tensor) -> Tensor:
     """The state (b c s) after a chunk in which documents end."""
-    l = u.shape[1]
+    n = u.shape[1]
     count = masks.real.sum(1)
     last = masks.ids[:, -1:]
     kept = u * (masks.real & (masks.ids == last))[..., None]
     # Each row's tokens moved to the right end: then all of them are as far from it as their place says.
-    source = torch.arange(l, device=u.device) - (l - count)[:, None]
+    source = torch.arange(n, device=u.device) - (n - count)[:, None]
     moved = kept.gather(1, source.clamp(min=0)[..., None].expand_as(kept)) * (source >= 0)[..., None]
-    new = (writes[:, :l].flip(1).mT @ moved.permute(2, 1, 0)).permute(2, 0, 1)
+    new = (writes[:, :n].flip(1).mT @ moved.permute(2, 1, 0)).permute(2, 0, 1)
     passed = _passed(h, count, powers, writes.shape[1]) * (last == masks.before[:, None])[..., None]
     return passed + new
 

@@ -17,8 +17,9 @@ def state_space_reference(
     """A linear system that time does not change, one for each channel: h_t = A h_{t-1} + B u_t, y_t = Re(C h_t).
 
     ``u`` (b t c); ``b``, ``c`` (c n). A is given one of two ways: diagonal, by ``log_a`` (c n), its natural logarithm, at
-    most 0; or dense and real, ``a`` (c n n). Complex numbers are (re, im) pairs of tensors, all of ``b``, ``c``, ``log_a`` (then
-    log |A| and the phase in radians), ``initial_state`` and the final state. Magnitudes are not checked: above 1 states grow.
+    most 0; or dense and real, ``a`` (c n n). Complex numbers are (re, im) pairs of tensors, all of ``b``, ``c``, ``log_a``
+    (then log |A| and the phase in radians), ``initial_state`` and the final state. Magnitudes are not checked: above 1 states
+    grow.
     ``initial_state`` (b c n), zeros where None. ``chunk_size``, a power of 2, does not change the result.
 
     Returns y (b t c) in u's dtype, zero at pads, and the final state (b c n) of each row's last document in float32, or

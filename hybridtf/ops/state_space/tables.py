@@ -35,7 +35,9 @@ def tables(system: System, length: int, dtype: torch.dtype) -> Tables:
     steps = torch.arange(length, device=kernel.device)
     ago = steps[:, None] - steps
     pairs = kernel[:, ago.clamp(min=0)].masked_fill(ago < 0, 0)
-    return Tables(pairs.to(dtype), reads.to(dtype), writes.to(dtype), powers.to(torch.float64 if system.form != "dense" else dtype))
+    # A chunk takes exponentials of log_a: those keep float64.
+    powers = powers.to(dtype) if system.form == "dense" else powers
+    return Tables(pairs.to(dtype), reads.to(dtype), writes.to(dtype), powers)
 
 
 def _dense(system: System, length: int) -> tuple[Tensor, Tensor, Tensor]:
