@@ -2,9 +2,9 @@
 
     h_t = A_bar h_{t-1} + B_bar x_t,   y_t = 2 Re(C h_t) + D x_t
 
-The state is shared by all channels: p / 2 conjugate pairs of p states. A starts as the eigenvalues of HiPPO-N, the normal part of
-HiPPO-LegS, in ``n_blocks`` equal blocks; B and C start in its eigenvectors. Each pair has its own time step. The nonlinearity
-around it belongs to the block.
+The state is shared by all channels: p / 2 conjugate pairs of p states. A starts as the eigenvalues of HiPPO-N, the normal
+part of HiPPO-LegS, in ``n_blocks`` equal blocks; B and C start in its eigenvectors. Each pair has its own time step. The
+nonlinearity around it belongs to the block.
 
 Axes: b batch, t time, d d_model, p d_state.
 """

@@ -8,6 +8,7 @@ from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 from hybridtf.nn.activations import Activation, GateOptions, activation
 from hybridtf.nn.diagonal_ssm import DiagonalInit, DiagonalSSM, Discretisation, discretised, multiply, pattern
+from hybridtf.nn.dplr_ssm import DPLRSSM
 from hybridtf.nn.feature_maps import FEATURE_MAPS, FeatureMap
 from hybridtf.nn.hippo import diagonal_hippo, hippo_legs
 from hybridtf.nn.lower_bounds import LowerBounds, log_forget
@@ -51,6 +52,7 @@ from hybridtf.nn.scan import ComplexScan, Pair, Scan
 from hybridtf.nn.short_conv import ShortConv, ShortConvs, TokenShift
 
 __all__ = [
+    "DPLRSSM",
     "FEATURE_MAPS",
     "RGLRU",
     "Activation",

@@ -103,7 +103,7 @@ class DiagonalSSM(nn.Module):
             "log_dt": ParamSpec("state", init.uniform(low, high)),
             "log_A_real": ParamSpec("state", pattern(lambda: diagonal_start(self.start, n)[0].neg().log()), drawn=False),
             "A_imag": ParamSpec("state", pattern(lambda: diagonal_start(self.start, n)[1]), drawn=False),
-            "C": ParamSpec("state", init.normal(1.0)),
+            "C": ParamSpec("state", init.normal(0.5**0.5)),
         }
 
     def init_state(self, batch_size: int) -> Fixed:
@@ -111,16 +111,19 @@ class DiagonalSSM(nn.Module):
         dtype, device = accumulation_dtype(self.state_space.dtype), self.state_space.device
         return Fixed.empty(batch_size, {"re": self.shape, "im": self.shape}, dtype=dtype, device=device)
 
-    def forward(
-        self, u: Tensor, segments: Segments | None, before: Pair | None
-    ) -> tuple[Tensor, Pair]:
-        """u (b t c) to y (b t c), float32 at least, and what the state then holds; ``before``: what it held."""
+    def forward(self, u: Tensor, segments: Segments | None, state: Fixed | None) -> tuple[Tensor, Fixed | None]:
+        """u (b t c) to y (b t c), float32 at least, and the state after it (None without one)."""
+        y, (re, im) = self.run(u, segments, None if state is None else (state["re"], state["im"]))
+        return y, None if state is None else state.advance({"re": re, "im": im}, segments, u.shape[1])
+
+    def run(self, u: Tensor, segments: Segments | None, before: Pair | None) -> tuple[Tensor, Pair]:
+        """The same with the state's tensors (b c n) alone."""
         wide = accumulation_dtype(u.dtype)
         a = -self.log_A_real.to(wide).exp(), self.A_imag.to(wide)
         log_a, b = discretised(a, self.log_dt.to(wide).exp()[:, None], self.discretisation)
         c = self.C.to(wide)
-        y, after = self.state_space(
+        out: tuple[Tensor, Pair] = self.state_space(
             u.to(wide), b=b, c=(2 * c[..., 0], 2 * c[..., 1]), log_a=log_a, initial_state=before, segments=segments,
             chunk_size=self.chunk_size, n_tokens=u.shape[1],
         )
-        return y, after
+        return out

@@ -22,7 +22,8 @@ def nudged(mixer, size: float = 0.2):
 
 
 def lru(**options):
-    return nudged(LRUConfig(**{"d_state": 6, "r_range": (0.3, 0.95), **options}).build(BuildContext(d_model=D, param_dtype=F64)))
+    config = LRUConfig(**{"d_state": 6, "r_range": (0.3, 0.95), **options})
+    return nudged(config.build(BuildContext(d_model=D, param_dtype=F64)))
 
 
 def s5(**options):
@@ -96,7 +97,6 @@ def test_the_lru_keeps_the_size_of_white_noise():
     mixer = LRUConfig(d_state=64, r_range=(0.5, 0.99)).build(BuildContext(d_model=64, param_dtype=F64))
     x = torch.randn(1, 6000, 64, dtype=F64)
     with torch.no_grad():
-        _, _, state = None, None, None
         lam, b, _ = lru_system(mixer)
         h, total = torch.zeros(64, dtype=lam.dtype), torch.zeros(64, dtype=F64)
         inputs = x[0].to(lam.dtype) @ b.mT

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from hybridtf.core import BuildContext, ConfigError, RecipeError
-from hybridtf.mixers import S4DConfig
+from hybridtf.mixers import S4Config, S4DConfig
 from hybridtf.nn import diagonal_hippo, hippo_legs
 from hybridtf.nn.diagonal_ssm import diagonal_start
 
@@ -59,7 +59,7 @@ def test_a_held_input_is_sampled_exactly():
     mixer = build(d_state=4)
     ssm = mixer.ssm
     x = torch.randn(1, 17, D, dtype=F64)
-    got, _ = ssm(x, None, None)
+    got = ssm(x, None, None)[0]
     for channel in range(D):
         a = torch.zeros(3, 3, dtype=torch.complex128)
         a[:2, :2] = torch.diag(torch.complex(-ssm.log_A_real[channel].exp(), ssm.A_imag[channel]))
@@ -119,3 +119,90 @@ def test_what_does_not_fit_is_refused():
         build(d_state=5)
     with pytest.raises(RecipeError, match="dt_range"):
         S4DConfig(dt_range=(0.1, 0.01))
+
+
+def build_s4(nudge: float = 0.2, **options):
+    mixer = S4Config(**{"d_state": 6, "chunk_size": 8, **options}).build(BuildContext(d_model=D, param_dtype=F64))
+    with torch.no_grad():
+        for p in mixer.parameters():
+            p.add_(torch.randn(p.shape, dtype=F64) * nudge)
+    return mixer
+
+
+def both_halves(ssm):
+    """A (d n n), B and C (d n) over all states: conjugate pairs as two states each, complex."""
+    half = torch.complex(-ssm.log_A_real.exp(), ssm.A_imag)
+    p, b, c = (torch.view_as_complex(x) for x in (ssm.P, ssm.B, ssm.C))
+    values, p, b, c = (torch.cat([x, x.conj()], 1) for x in (half, p, b, c))
+    return torch.diag_embed(values) - p[:, :, None] * p[:, None, :].conj(), b, c
+
+
+def simulated(mixer, x):
+    """The paper's section 2.3 on whole complex matrices with torch.linalg.solve, one token after another."""
+    a, b, c = both_halves(mixer.ssm)
+    dt = mixer.ssm.log_dt.exp()[:, None, None]
+    one = torch.eye(a.shape[-1], dtype=a.dtype)
+    a_bar = torch.linalg.solve(one - dt / 2 * a, one + dt / 2 * a)
+    b_bar = torch.linalg.solve(one - dt / 2 * a, (dt * b[..., None]))[..., 0]
+    h, out = torch.zeros(x.shape[0], *b.shape, dtype=a.dtype), []
+    for x_t in x.to(a.dtype).unbind(1):
+        h = torch.einsum("cnm,bcm->bcn", a_bar, h) + b_bar * x_t[..., None]
+        out.append((h * c).sum(-1).real + mixer.D * x_t.real)
+    return F.glu(mixer.out_proj(F.gelu(torch.stack(out, 1))), -1)
+
+
+def test_s4_forward_and_gradients_are_those_of_the_dense_simulation():
+    mixer = build_s4()
+    x = torch.randn(2, 29, D, dtype=F64, requires_grad=True)
+    got, want = mixer(x)[0], simulated(mixer, x)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-11)
+    weight, params = torch.randn_like(want), [x, *mixer.parameters()]
+    ours, theirs = (torch.autograd.grad((y * weight).sum(), params) for y in (got, want))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_s4_equals_the_generating_function_of_its_kernel():
+    """The paper's theorem 3: the kernel of length l from its generating function at the roots of unity, by Cauchy products and
+    Woodbury's identity over all states, with C (I - A_bar^l)."""
+    mixer, t = build_s4(), 16
+    ssm, (a, b, c) = mixer.ssm, both_halves(mixer.ssm)
+    half = torch.complex(-ssm.log_A_real.exp(), ssm.A_imag)
+    p = torch.view_as_complex(ssm.P)
+    values, p = torch.cat([half, half.conj()], 1), torch.cat([p, p.conj()], 1)
+    dt, one = ssm.log_dt.exp()[:, None, None], torch.eye(a.shape[-1], dtype=a.dtype)
+    a_bar = torch.linalg.solve(one - dt / 2 * a, one + dt / 2 * a)
+    cut = torch.einsum("cn,cnm->cm", c, one - torch.linalg.matrix_power(a_bar, t))
+    z = torch.exp(-2j * torch.pi * torch.arange(t, dtype=F64) / t).to(a.dtype)
+    g = 2 / dt * ((1 - z) / (1 + z))[None, :, None]  # at z = -1 the next line is its limit
+    keep = (z + 1).abs() > 1e-9
+    cauchy = lambda x, y: (x[:, None] * y[:, None] / (g - values[:, None])).sum(-1)  # noqa: E731
+    k = cauchy(cut, b) - cauchy(cut, p) * cauchy(p.conj(), b) / (1 + cauchy(p.conj(), p))
+    at_roots = 2 / (1 + z) * k
+    ours = torch.zeros(1, t, D, dtype=F64)
+    ours[0, 0] = 1
+    kernel = ssm(ours, None, None)[0][0]  # the answer to one impulse
+    found = torch.fft.fft(kernel.to(a.dtype), dim=0).mT
+    torch.testing.assert_close(found[:, keep], at_roots[:, keep], rtol=1e-9, atol=1e-9)
+
+
+def test_s4_starts_as_hippo_and_never_grows():
+    """In real coordinates A_bar has the eigenvalues of the discretised HiPPO matrix, and norm at most 1."""
+    n = 8
+    mixer = S4Config(d_state=n).build(BuildContext(d_model=D, param_dtype=F64))
+    bar = mixer.ssm.system(F64)[0].detach()
+    a, _ = hippo_legs(n)
+    for channel in range(D):
+        dt = mixer.ssm.log_dt[channel].detach().exp()
+        # HiPPO's matrix is triangular: its eigenvalues are those on the diagonal.
+        want = (1 + dt / 2 * a.diagonal()) / (1 - dt / 2 * a.diagonal())
+        found = torch.linalg.eigvals(bar[channel])
+        torch.testing.assert_close(found.real.sort().values, want.sort().values, rtol=0, atol=1e-3)
+    assert float(torch.linalg.matrix_norm(build_s4().ssm.system(F64)[0].detach(), 2).max()) <= 1 + 1e-12
+
+
+def test_s4_refuses_an_odd_state_and_a_chunk_that_is_no_power_of_2():
+    with pytest.raises(ConfigError, match="d_state = 5 must be even"):
+        build_s4(d_state=5)
+    with pytest.raises(RecipeError, match="chunk_size = 6 must be a power of 2"):
+        S4Config(chunk_size=6)
