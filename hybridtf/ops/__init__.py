@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hybridtf.core import Kernel, OpCase
 from hybridtf.hookspecs import hookimpl
-from hybridtf.ops import attention, grouped_linear, linear_scan, rnn, selective_scan, short_conv, ssd, state_space
+from hybridtf.ops import attention, grouped_linear, linear_scan, long_conv, rnn, selective_scan, short_conv, ssd, state_space
 
 
 @hookimpl
@@ -18,6 +18,7 @@ def hybridtf_kernels() -> Sequence[Kernel]:
         *selective_scan.KERNELS,
         *grouped_linear.KERNELS,
         *short_conv.KERNELS,
+        *long_conv.KERNELS,
         *ssd.KERNELS,
         *state_space.KERNELS,
     )
@@ -29,4 +30,5 @@ def hybridtf_op_cases() -> Sequence[OpCase]:
         *selective_scan.CASES,
         *ssd.CASES,
         *state_space.CASES,
+        *long_conv.CASES,
     )
