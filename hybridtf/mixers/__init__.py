@@ -12,6 +12,7 @@ from hybridtf.mixers.ema import EMA, EMAConfig
 from hybridtf.mixers.gated_short_conv import GatedShortConv, GatedShortConvConfig
 from hybridtf.mixers.h3 import H3, H3Config
 from hybridtf.mixers.hgrn import HGRN, HGRNConfig
+from hybridtf.mixers.hyena import Hyena, HyenaConfig
 from hybridtf.mixers.linear_attention import LinearAttention, LinearAttentionConfig
 from hybridtf.mixers.lru import LRU, LRUConfig
 from hybridtf.mixers.mamba import Mamba, MambaConfig
@@ -24,10 +25,10 @@ from hybridtf.mixers.s5 import S5, S5Config
 
 __all__ = [
     "EMA", "H3", "HGRN", "LRU", "S5", "Attention", "AttentionConfig", "EMAConfig", "GRUConfig", "GatedShortConv",
-    "GatedShortConvConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "H3Config", "HGRNConfig", "LRUConfig",
-    "LSTMConfig", "LinearAttention", "LinearAttentionConfig", "Mamba", "Mamba2", "Mamba2Config", "MambaConfig", "MinGRU",
-    "MinGRUConfig", "MinLSTM", "MinLSTMConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent", "RecurrentConfig",
-    "S4Config", "S4DConfig", "S5Config", "StateSpace",
+    "GatedShortConvConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "H3Config", "HGRNConfig", "Hyena", "HyenaConfig",
+    "LRUConfig", "LSTMConfig", "LinearAttention", "LinearAttentionConfig", "Mamba", "Mamba2", "Mamba2Config", "MambaConfig",
+    "MinGRU", "MinGRUConfig", "MinLSTM", "MinLSTMConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "Recurrent",
+    "RecurrentConfig", "S4Config", "S4DConfig", "S5Config", "StateSpace",
 ]
 
 
@@ -53,4 +54,5 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         S4Config,
         S4DConfig,
         H3Config,
+        HyenaConfig,
     )

@@ -173,7 +173,8 @@ def check_pads(case: OpCase, op: Op, dtype: torch.dtype) -> None:
         clean = call(case, op, x, segments)
         for value in (float("nan"), float("inf"), -1e30):
             timed = pytree.tree_map(lambda z, v=value, w=pads: spoil(z, w, v), dict(x.timed))
-            dirty = OpInputs(timed, x.fixed, pytree.tree_map_only(Tensor, lambda z, v=value, w=dropped: spoil(z, w, v), x.state))
+            state = None if x.state is None else pytree.tree_map(lambda z, v=value, w=dropped: spoil(z, w, v), x.state)
+            dirty = OpInputs(timed, x.fixed, state)
             spoilt = call(case, op, dirty, segments)
             pairs = zip(
                 [*tensors(*spoilt), *gradients(tensors(*spoilt), dirty)], [*tensors(*clean), *gradients(tensors(*clean), x)],

@@ -61,7 +61,8 @@ def _from_first_to_second(x: Tensor, weight: Tensor, half: int) -> Tensor:
     first = _cut(x, 2 * half)[..., :half]
     taps = torch.fft.rfft(_taps(weight, 0, 2 * half), n=2 * half)[:, None]
     reached = torch.fft.irfft(torch.fft.rfft(first, n=2 * half) * taps, n=2 * half)[..., half:]
-    return F.pad(reached, (half, 0)).flatten(2)[..., :n]
+    whole: Tensor = F.pad(reached, (half, 0)).flatten(2)
+    return whole[..., :n]
 
 
 def _cut(x: Tensor, size: int) -> Tensor:
@@ -78,7 +79,7 @@ def _taps(weight: Tensor, start: int, stop: int) -> Tensor:
 def documents(real: Tensor, ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Documents of like length together: for each power of 2, where their tokens lie in a flat (b t) and which of these
     places (documents, tokens) hold one. Reads the lengths on the host."""
-    b, n = ids.shape
+    n = ids.shape[1]
     place = real.flatten().nonzero()[:, 0]
     if not len(place):
         return

@@ -1,4 +1,7 @@
-"""The meaning of ``long_conv``: one sum over the past for each token. Axes: b batch, t time, s past slots, c channels, w taps."""
+"""The meaning of ``long_conv``: one sum over the past for each token.
+
+Axes: b batch, t time, s past slots, c channels, w taps.
+"""
 
 from __future__ import annotations
 

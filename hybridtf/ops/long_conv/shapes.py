@@ -22,7 +22,8 @@ def check(x: Tensor, weight: Tensor, past: Tensor | None, past_length: Tensor | 
         raise ConfigError("long_conv: past and past_length are given together")
     if past is not None and past_length is not None:
         if past.ndim != 3 or past.shape[0] != x.shape[0] or past.shape[2] != x.shape[2]:
-            raise ConfigError(f"long_conv: past must be (b s c) with {x.shape[0]} rows, {x.shape[2]} channels; got {past.shape}")
+            wanted = f"({x.shape[0]}, s, {x.shape[2]})"
+            raise ConfigError(f"long_conv: past must be (b s c) = {wanted}; got {tuple(past.shape)}")
         if past_length.shape != x.shape[:1]:
             raise ConfigError(f"long_conv: past_length must be (b) = ({x.shape[0]},); got {tuple(past_length.shape)}")
     if segments is not None and segments.ids.shape != x.shape[:2]:

@@ -35,7 +35,7 @@ def state_space_chunked(
             return y, as_given(last, system)
         made = tables(system, chunk_size, state.dtype)
         given, order = _compact(mask_pads(u, segments), segments)
-        y, (last,) = _OP((given,), made, (), order and order.segments, (state,))
+        y, (last,) = _OP((given,), made, (), None if order is None else order.segments, (state,))
     if order is not None:
         y = torch.zeros_like(y).scatter(1, order.index[..., None].expand_as(y), y)
     return y, as_given(last, system)

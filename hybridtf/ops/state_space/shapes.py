@@ -54,7 +54,7 @@ def check(
     parts_b, parts_c = _parts("b", b), _parts("c", c)
     channels, n = u.shape[2], parts_b[0].shape[-1]
     name, factor = ("a", _parts("a", a)) if log_a is None else ("log_a", _parts("log_a", log_a))
-    shapes = {"b": (parts_b, (channels, n)), "c": (parts_c, (channels, n))}
+    shapes: dict[str, tuple[Parts, tuple[int, ...]]] = {"b": (parts_b, (channels, n)), "c": (parts_c, (channels, n))}
     shapes[name] = (factor, (channels, n) if a is None else (channels, n, n))
     if initial_state is not None:
         shapes["initial_state"] = (_parts("initial_state", initial_state), (u.shape[0], channels, n))
