@@ -61,8 +61,8 @@ def _from_first_to_second(x: Tensor, weight: Tensor, half: int) -> Tensor:
     first = _cut(x, 2 * half)[..., :half]
     taps = torch.fft.rfft(_taps(weight, 0, 2 * half), n=2 * half)[:, None]
     reached = torch.fft.irfft(torch.fft.rfft(first, n=2 * half) * taps, n=2 * half)[..., half:]
-    whole: Tensor = F.pad(reached, (half, 0)).flatten(2)
-    return whole[..., :n]
+    whole: Tensor = F.pad(reached, (half, 0)).flatten(2)[..., :n]
+    return whole
 
 
 def _cut(x: Tensor, size: int) -> Tensor:
