@@ -26,6 +26,7 @@ from hybridtf.mixers.delta_rule import (
 )
 from hybridtf.mixers.differential_attention import DifferentialAttention, DifferentialAttentionConfig
 from hybridtf.mixers.dilated import Dilated, DilatedConfig
+from hybridtf.mixers.ema import EMA, EMAConfig
 from hybridtf.mixers.feature_attention import (
     Based,
     BasedConfig,
@@ -39,17 +40,23 @@ from hybridtf.mixers.feature_attention import (
     RebasedConfig,
 )
 from hybridtf.mixers.gated_attention import GatedAttention, GatedAttentionConfig
+from hybridtf.mixers.gated_short_conv import GatedShortConv, GatedShortConvConfig
 from hybridtf.mixers.gdn2 import GDN2, GDN2Config
 from hybridtf.mixers.gla import GLA, GLAConfig
 from hybridtf.mixers.gsa import GSA, GSAConfig
+from hybridtf.mixers.h3 import H3, H3Config
+from hybridtf.mixers.hgrn import HGRN, HGRNConfig
 from hybridtf.mixers.hgrn2 import HGRN2, HGRN2Config
+from hybridtf.mixers.hyena import Hyena, HyenaConfig
 from hybridtf.mixers.linear_attention import LinearAttention, LinearAttentionConfig
 from hybridtf.mixers.longformer import Longformer, LongformerConfig
 from hybridtf.mixers.lora import LoraMixer, LoraMixerConfig
+from hybridtf.mixers.lru import LRU, LRUConfig
 from hybridtf.mixers.mamba import Mamba, MambaConfig
 from hybridtf.mixers.mamba2 import LogLinearConfig, LogLinearMamba2, Mamba2, Mamba2Config
 from hybridtf.mixers.mamba3 import Mamba3, Mamba3Config
 from hybridtf.mixers.meta_tokens import MetaTokens, MetaTokensConfig
+from hybridtf.mixers.min_gru import MinGRU, MinGRUConfig, MinLSTM, MinLSTMConfig
 from hybridtf.mixers.mla import MLA, MLAConfig
 from hybridtf.mixers.mlstm import MLSTM, MLSTMConfig
 from hybridtf.mixers.moba import Moba, MobaConfig
@@ -68,26 +75,30 @@ from hybridtf.mixers.rnn import GRUConfig, LSTMConfig, Recurrent, RecurrentConfi
 from hybridtf.mixers.rwkv4 import RWKV4, RWKV4Config
 from hybridtf.mixers.rwkv6 import RWKV5, RWKV6, RWKV5Config, RWKV6Config
 from hybridtf.mixers.rwkv7 import RWKV7, RWKV7Config
+from hybridtf.mixers.s4 import S4Config, S4DConfig, StateSpace
+from hybridtf.mixers.s5 import S5, S5Config
 from hybridtf.mixers.slstm import SLSTM, SLSTMConfig
 from hybridtf.mixers.strided_sparse import StridedSparse, StridedSparseConfig
 from hybridtf.mixers.talking_heads import TalkingHeads, TalkingHeadsConfig
 from hybridtf.mixers.tiled_attention import TiledAttention, TiledAttentionConfig
 
 __all__ = [
-    "CCA", "GDN2", "GLA", "GSA", "HGRN2", "KDA", "MLA", "MLSTM", "RWKV4", "RWKV5", "RWKV6", "RWKV7", "SLSTM", "Attention",
-    "AttentionConfig", "Based", "BasedConfig", "Bidirectional", "BidirectionalConfig", "BigBird", "BigBirdConfig",
-    "CCAConfig", "ChunkedAttention", "ChunkedAttentionConfig", "Comba", "CombaConfig", "Cosformer", "CosformerConfig",
-    "CrossAttention", "CrossAttentionConfig", "DeltaNet", "DeltaNetConfig", "DifferentialAttention",
-    "DifferentialAttentionConfig", "Dilated", "DilatedConfig", "GDN2Config", "GLAConfig", "GRUConfig", "GSAConfig",
-    "GatedAttention", "GatedAttentionConfig", "GatedDeltaNet", "GatedDeltaNetConfig", "GatedDeltaProduct",
-    "GatedDeltaProductConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "HGRN2Config", "KDAConfig", "LSTMConfig",
-    "LightningAttention", "LightningAttentionConfig", "LinearAttention", "LinearAttentionConfig", "LinearTransformer",
-    "LinearTransformerConfig", "LogLinearConfig", "LogLinearMamba2", "Longformer", "LongformerConfig", "LoraMixer",
-    "LoraMixerConfig", "MLAConfig", "MLSTMConfig", "Mamba", "Mamba2", "Mamba2Config", "Mamba3", "Mamba3Config", "MambaConfig",
-    "MetaTokens", "MetaTokensConfig", "Moba", "MobaConfig", "MultiScale", "MultiScaleConfig", "ParallelMixers",
-    "ParallelMixersConfig", "Performer", "PerformerConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "RWKV4Config",
-    "RWKV5Config", "RWKV6Config", "RWKV7Config", "Rebased", "RebasedConfig", "Recurrent", "RecurrentConfig", "RetNet",
-    "RetNetConfig", "SLSTMConfig", "SimpleGLA", "SimpleGLAConfig", "StridedSparse", "StridedSparseConfig", "TalkingHeads",
+    "CCA", "EMA", "GDN2", "GLA", "GSA", "H3", "HGRN", "HGRN2", "KDA", "LRU", "MLA", "MLSTM", "RWKV4", "RWKV5", "RWKV6",
+    "RWKV7", "S5", "SLSTM", "Attention", "AttentionConfig", "Based", "BasedConfig", "Bidirectional", "BidirectionalConfig",
+    "BigBird", "BigBirdConfig", "CCAConfig", "ChunkedAttention", "ChunkedAttentionConfig", "Comba", "CombaConfig",
+    "Cosformer", "CosformerConfig", "CrossAttention", "CrossAttentionConfig", "DeltaNet", "DeltaNetConfig",
+    "DifferentialAttention", "DifferentialAttentionConfig", "Dilated", "DilatedConfig", "EMAConfig", "GDN2Config",
+    "GLAConfig", "GRUConfig", "GSAConfig", "GatedAttention", "GatedAttentionConfig", "GatedDeltaNet", "GatedDeltaNetConfig",
+    "GatedDeltaProduct", "GatedDeltaProductConfig", "GatedShortConv", "GatedShortConvConfig", "GriffinRecurrent",
+    "GriffinRecurrentConfig", "H3Config", "HGRN2Config", "HGRNConfig", "Hyena", "HyenaConfig", "KDAConfig", "LRUConfig",
+    "LSTMConfig", "LightningAttention", "LightningAttentionConfig", "LinearAttention", "LinearAttentionConfig",
+    "LinearTransformer", "LinearTransformerConfig", "LogLinearConfig", "LogLinearMamba2", "Longformer", "LongformerConfig",
+    "LoraMixer", "LoraMixerConfig", "MLAConfig", "MLSTMConfig", "Mamba", "Mamba2", "Mamba2Config", "Mamba3", "Mamba3Config",
+    "MambaConfig", "MetaTokens", "MetaTokensConfig", "MinGRU", "MinGRUConfig", "MinLSTM", "MinLSTMConfig", "Moba",
+    "MobaConfig", "MultiScale", "MultiScaleConfig", "ParallelMixers", "ParallelMixersConfig", "Performer", "PerformerConfig",
+    "RGLRUConfig", "RGLRUMixer", "RNNConfig", "RWKV4Config", "RWKV5Config", "RWKV6Config", "RWKV7Config", "Rebased",
+    "RebasedConfig", "Recurrent", "RecurrentConfig", "RetNet", "RetNetConfig", "S4Config", "S4DConfig", "S5Config",
+    "SLSTMConfig", "SimpleGLA", "SimpleGLAConfig", "StateSpace", "StridedSparse", "StridedSparseConfig", "TalkingHeads",
     "TalkingHeadsConfig", "TiledAttention", "TiledAttentionConfig",
 ]
 
@@ -148,4 +159,15 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         GatedDeltaNetConfig,
         GatedDeltaProductConfig,
         KDAConfig,
+        MinGRUConfig,
+        MinLSTMConfig,
+        GatedShortConvConfig,
+        HGRNConfig,
+        EMAConfig,
+        LRUConfig,
+        S5Config,
+        S4Config,
+        S4DConfig,
+        H3Config,
+        HyenaConfig,
     )

@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 from hybridtf.nn.activations import Activation, GateOptions, activation
+from hybridtf.nn.diagonal_ssm import DiagonalInit, DiagonalSSM, Discretisation, discretised, multiply, pattern
+from hybridtf.nn.dplr_ssm import DPLRSSM
 from hybridtf.nn.feature_maps import FEATURE_MAPS, FeatureMap, quadratic, taylor
 from hybridtf.nn.heads_mixer import HeadCountsConfig, HeadsConfig, HeadsMixer
+from hybridtf.nn.hippo import diagonal_hippo, hippo_legs
+from hybridtf.nn.implicit_filter import ImplicitFilter
 from hybridtf.nn.linear_heads import LinearHeads, Written, head_width, retention_log_decay
 from hybridtf.nn.low_rank import Adapted, LoraLinear, LoraOptions, LowRank, merge_low_rank
 from hybridtf.nn.lower_bounds import LowerBounds, log_forget
@@ -49,20 +53,23 @@ from hybridtf.nn.positions import (
 from hybridtf.nn.random_features import RandomFeatures, running_bound
 from hybridtf.nn.regularise import DropPath
 from hybridtf.nn.rg_lru import RGLRU, HeadLinear
+from hybridtf.nn.scan import ComplexScan, Pair, Scan
 from hybridtf.nn.short_conv import HeadConv, ShortConv, ShortConvs, TokenShift
 from hybridtf.nn.softmax_mixer import Held, HeldAttention, Projected, SoftmaxMixer
 from hybridtf.nn.sparse_mixer import SparseMixer, SparseMixerConfig
 
 __all__ = [
-    "FEATURE_MAPS", "RGLRU", "Activation", "Adapted", "Alibi", "AlibiConfig", "DropPath", "DynamicNTKScaling", "FeatureMap",
-    "GateOptions", "GatedRMSNorm", "GroupNormConfig", "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadsConfig",
-    "HeadsMixer", "Held", "HeldAttention", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig",
-    "LinearHeads", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds",
-    "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "Projected", "RMSNorm", "RMSNormConfig", "RandomFeatures",
-    "Rope", "RopeConfig", "RopeScaling", "ShortConv", "ShortConvs", "SinusoidalPosition", "SinusoidalPositionConfig",
+    "DPLRSSM", "FEATURE_MAPS", "RGLRU", "Activation", "Adapted", "Alibi", "AlibiConfig", "ComplexScan", "DiagonalInit",
+    "DiagonalSSM", "Discretisation", "DropPath", "DynamicNTKScaling", "FeatureMap", "GateOptions", "GatedRMSNorm",
+    "GroupNormConfig", "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadsConfig", "HeadsMixer", "Held", "HeldAttention",
+    "ImplicitFilter", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig", "LinearHeads",
+    "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds", "NTKScaling",
+    "NoNorm", "NoNormConfig", "NoPositionConfig", "Pair", "Projected", "RMSNorm", "RMSNormConfig", "RandomFeatures", "Rope",
+    "RopeConfig", "RopeScaling", "Scan", "ShortConv", "ShortConvs", "SinusoidalPosition", "SinusoidalPositionConfig",
     "SoftmaxMixer", "SparseMixer", "SparseMixerConfig", "TokenShift", "Written", "XPos", "XPosConfig", "YarnScaling",
-    "accumulation_dtype", "activation", "head_width", "l2_normalised", "log_forget", "merge_low_rank", "quadratic",
-    "retention_log_decay", "running_bound", "taylor", "token_positions", "told",
+    "accumulation_dtype", "activation", "diagonal_hippo", "discretised", "head_width", "hippo_legs", "l2_normalised",
+    "log_forget", "merge_low_rank", "multiply", "pattern", "quadratic", "retention_log_decay", "running_bound", "taylor",
+    "token_positions", "told",
 ]
 
 

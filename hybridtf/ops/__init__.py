@@ -15,11 +15,13 @@ from hybridtf.ops import (
     grouped_linear,
     linear_scan,
     log_linear,
+    long_conv,
     rnn,
     selective_scan,
     short_conv,
     slstm,
     ssd,
+    state_space,
     talking_attention,
     wkv,
 )
@@ -43,6 +45,8 @@ def hybridtf_kernels() -> Sequence[Kernel]:
         *block_sparse_attention.KERNELS,
         *slstm.KERNELS,
         *gated_delta_rule.KERNELS,
+        *long_conv.KERNELS,
+        *state_space.KERNELS,
     )
 
 
@@ -57,4 +61,6 @@ def hybridtf_op_cases() -> Sequence[OpCase]:
         *log_linear.CASES,
         *slstm.CASES,
         *gated_delta_rule.CASES,
+        *state_space.CASES,
+        *long_conv.CASES,
     )

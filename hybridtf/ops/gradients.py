@@ -37,10 +37,14 @@ def first_order(gradients: Callable[..., tuple[Tensor, ...]], op: str, kernel: s
 
 @contextmanager
 def autograd_inside() -> Iterator[None]:
-    """Record gradients inside a custom operator, whose body runs below autograd."""
+    """Record gradients inside a custom operator, whose body runs below autograd.
+
+    In a compiled graph it also runs below what reads conjugates and negatives that are only noted on a tensor, as the
+    derivatives of complex operations leave them: they would be silently left out.
+    """
     keys = torch._C.DispatchKey
     hidden = torch._C._dispatch_tls_local_exclude_set()
-    for key in (keys.AutogradFunctionality, keys.ADInplaceOrView):
+    for key in (keys.AutogradFunctionality, keys.ADInplaceOrView, keys.Conjugate, keys.Negative, keys.ZeroTensor):
         hidden = hidden - torch._C.DispatchKeySet(key)
     with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), hidden), torch.enable_grad():
         yield

@@ -124,7 +124,7 @@ def _alone(case: OpCase, op: Op, x: OpInputs, segments: Segments, like: Any) -> 
                 continue
             first = i == int(bool((segments.ids[row] == 0).any()))
             at = (segments.ids[row] == document).nonzero()[:, 0]
-            begin = state if first and bool(segments.continues[row]) else pytree.tree_map(torch.zeros_like, state)
+            begin = state if first and bool(segments.continues[row]) else pytree.tree_map_only(Tensor, torch.zeros_like, state)
             timed = pytree.tree_map(lambda z, row=row, at=at: z[row : row + 1, at], dict(x.timed))
             y, state = call(case, op, OpInputs(timed, x.fixed, begin))
             where = (torch.tensor(row), at)
@@ -134,7 +134,7 @@ def _alone(case: OpCase, op: Op, x: OpInputs, segments: Segments, like: Any) -> 
 
 
 def _rows(tree: Any, row: int) -> Any:
-    return pytree.tree_map(lambda z: z[row : row + 1], tree)
+    return pytree.tree_map_only(Tensor, lambda z: z[row : row + 1], tree)  # None is a tree too: an op without a state
 
 
 def check_cuts(case: OpCase, op: Op, dtype: torch.dtype, tol: float) -> None:
@@ -173,7 +173,8 @@ def check_pads(case: OpCase, op: Op, dtype: torch.dtype) -> None:
         clean = call(case, op, x, segments)
         for value in (float("nan"), float("inf"), -1e30):
             timed = pytree.tree_map(lambda z, v=value, w=pads: spoil(z, w, v), dict(x.timed))
-            dirty = OpInputs(timed, x.fixed, pytree.tree_map(lambda z, v=value, w=dropped: spoil(z, w, v), x.state))
+            state = None if x.state is None else pytree.tree_map(lambda z, v=value, w=dropped: spoil(z, w, v), x.state)
+            dirty = OpInputs(timed, x.fixed, state)
             spoilt = call(case, op, dirty, segments)
             pairs = zip(
                 [*tensors(*spoilt), *gradients(tensors(*spoilt), dirty)], [*tensors(*clean), *gradients(tensors(*clean), x)],

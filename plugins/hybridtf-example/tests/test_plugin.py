@@ -11,7 +11,7 @@ TABLE = {
     "model": {
         "type": "language_model", "vocab_size": 16, "d_model": 8, "pattern": "e m",
         "blocks": {
-            "e": {"mixer": {"type": "ema", "half_life": 4.0}},
+            "e": {"mixer": {"type": "gated_ema", "half_life": 4.0}},
             "m": {"mixer": {"type": "mamba2", "d_state": 4, "head_dim": 4, "conv_kernel": "windows"}},
         },
     },
@@ -23,7 +23,7 @@ def test_it_registers_one_of_each() -> None:
     manager = make_plugin_manager(autoload=False)
     manager.register(hybridtf_example, "hybridtf-example")
     registries = load_registries(manager, strict=True)
-    assert registries["mixers"].origin("ema") == "hybridtf-example"
+    assert registries["mixers"].origin("gated_ema") == "hybridtf-example"
     assert registries["tasks"].origin("repeat") == "hybridtf-example"
     with using(registries):
         recipe = parse_recipe(TABLE)

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from hybridtf.core import ComponentConfig, Kernel, Preset
 from hybridtf.hookspecs import hookimpl
-from hybridtf_example.ema import EmaConfig
+from hybridtf_example.gated_ema import GatedEmaConfig
 from hybridtf_example.repeat import RepeatConfig
 from hybridtf_example.windows import WINDOWS
 
 
 @hookimpl
 def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
-    return (EmaConfig,)
+    return (GatedEmaConfig,)
 
 
 @hookimpl

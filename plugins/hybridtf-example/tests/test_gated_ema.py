@@ -3,18 +3,18 @@
 import math
 
 import torch
-from hybridtf_example.ema import EmaConfig
+from hybridtf_example.gated_ema import GatedEmaConfig
 
 from hybridtf.core import BuildContext
 from hybridtf.testing import check_mixer
 
 
 def test_the_laws() -> None:
-    check_mixer(EmaConfig.tiny())
+    check_mixer(GatedEmaConfig.tiny())
 
 
 def test_it_is_a_moving_average() -> None:
-    mixer = EmaConfig(half_life=4.0).build(BuildContext(d_model=3, param_dtype=torch.float64))
+    mixer = GatedEmaConfig(half_life=4.0).build(BuildContext(d_model=3, param_dtype=torch.float64))
     x = torch.randn(2, 37, 3, dtype=torch.float64)
     v, a = mixer.v_proj(x), torch.exp(-torch.exp(mixer.log_rate))
     s, rows = torch.zeros(2, 3, dtype=torch.float64), []
@@ -26,6 +26,6 @@ def test_it_is_a_moving_average() -> None:
 
 
 def test_half_is_forgotten_after_the_half_life() -> None:
-    mixer = EmaConfig(half_life=8.0).build(BuildContext(d_model=64))
+    mixer = GatedEmaConfig(half_life=8.0).build(BuildContext(d_model=64))
     lives = math.log(2) / mixer.log_rate.exp()
     assert 8 / math.e <= lives.min() <= lives.max() <= 8 * math.e

@@ -1,4 +1,4 @@
-"""``ema``: s_t = a s_{t-1} + (1 - a) u_t in every channel, with a learned a; the output is gated.
+"""``gated_ema``: s_t = a s_{t-1} + (1 - a) u_t in every channel, with a learned a; the output is gated.
 
 Axes: b batch, t time, d d_model.
 """
@@ -28,10 +28,10 @@ from hybridtf.core import (
 from hybridtf.nn import accumulation_dtype
 
 
-class EmaConfig(SequenceMixerConfig):
+class GatedEmaConfig(SequenceMixerConfig):
     """A gated moving average of every channel."""
 
-    type: Literal["ema"] = "ema"
+    type: Literal["gated_ema"] = "gated_ema"
     half_life: float = Field(default=16.0, gt=0)
     """Tokens after which the middle channel has forgotten half, at the start of training."""
 
@@ -39,14 +39,14 @@ class EmaConfig(SequenceMixerConfig):
     def tiny(cls) -> Self:
         return cls(half_life=2.0)
 
-    def build(self, ctx: BuildContext) -> Ema:
-        return Ema(self, ctx)
+    def build(self, ctx: BuildContext) -> GatedEma:
+        return GatedEma(self, ctx)
 
 
-class Ema(SequenceMixer):
-    """See :class:`EmaConfig`. Its state is the average s (b d 1 1)."""
+class GatedEma(SequenceMixer):
+    """See :class:`GatedEmaConfig`. Its state is the average s (b d 1 1)."""
 
-    def __init__(self, config: EmaConfig, ctx: BuildContext) -> None:
+    def __init__(self, config: GatedEmaConfig, ctx: BuildContext) -> None:
         super().__init__()
         self.config, self.d_model = config, ctx.d_model
         self.v_proj = nn.Linear(ctx.d_model, ctx.d_model, bias=False, **ctx.factory)

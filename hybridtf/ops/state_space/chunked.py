@@ -1,0 +1,119 @@
+"""``state_space`` by chunks in matrix products, in time and memory linear in the length. README.md has the derivation.
+
+Axes: b batch, t time, c channels, s real numbers of a state, l tokens of a chunk, i and j places in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hybridtf.core.segments import Segments
+from hybridtf.ops.documents import mask_pads
+from hybridtf.ops.span_op import Call, Masks, States, span_op
+from hybridtf.ops.state_space.shapes import Number, as_given, check, start_state
+from hybridtf.ops.state_space.step import state_space_step
+from hybridtf.ops.state_space.tables import tables
+
+
+def state_space_chunked(
+    u: Tensor, *, b: Number, c: Number, log_a: Number | None = None, a: Tensor | None = None,
+    initial_state: Number | None = None, segments: Segments | None = None, chunk_size: int = 64,
+) -> tuple[Tensor, Number]:
+    """The system of :func:`state_space_reference` without a loop over time; same arguments, results and errors.
+
+    States and sums are float32 at least, tables of powers are made in float64. The backward computes each chunk again.
+    Second derivatives raise :class:`KernelError`: the reference has them.
+    """
+    system = check(u, b, c, log_a, a, initial_state, segments, chunk_size)
+    state = start_state(u, system, initial_state, segments)
+    with torch.autocast(u.device.type, enabled=False):
+        if u.shape[1] == 1:
+            y, last = state_space_step(u, system, state, segments)
+            return y, as_given(last, system)
+        made = tables(system, chunk_size, state.dtype)
+        given, order = _compact(mask_pads(u, segments), segments)
+        y, (last,) = _OP((given,), made, (), None if order is None else order.segments, (state,))
+    if order is not None:
+        y = torch.zeros_like(y).scatter(1, order.index[..., None].expand_as(y), y)
+    return y, as_given(last, system)
+
+
+class _Order:
+    """Columns with each row's pads moved behind its tokens."""
+
+    def __init__(self, segments: Segments) -> None:
+        self.index = torch.argsort((~segments.real).to(torch.int8), dim=1, stable=True)  # [b, t]
+        self.segments = Segments(segments.ids.gather(1, self.index), segments.continues)
+
+
+def _compact(u: Tensor, segments: Segments | None) -> tuple[Tensor, _Order | None]:
+    if segments is None:
+        return u, None
+    order = _Order(segments)
+    return u.gather(1, order.index[..., None].expand_as(u)), order
+
+
+def _span(call: Call, state: States) -> tuple[Tensor, States]:
+    """One chunk. Pads stand behind a row's tokens."""
+    (h,) = state
+    u, reads, writes = call["u"].to(h.dtype), call["reads"], call["writes"]
+    n = u.shape[1]
+    pairs, masks, powers = call["pairs"][:, :n, :n], call.masks, call["powers"]
+    inputs = u.permute(2, 1, 0)  # [c, j, b]
+    whole = masks is None or (u.device.type == "cpu" and bool(masks.real.all()) and not bool(masks.starts.any()))
+    held = (reads[:, :n] @ h.permute(1, 2, 0)).permute(2, 1, 0)  # [b, i, c]
+    if whole or masks is None:
+        y = (pairs @ inputs).permute(2, 1, 0) + held
+        new = (writes[:, :n].flip(1).mT @ inputs).permute(2, 0, 1)  # [b, c, s]
+        if powers.ndim == 4 and n == reads.shape[1]:
+            return y, (torch.einsum("bcm,cnm->bcn", h, powers[-1]) + new,)
+        count = torch.full((u.shape[0],), n, device=u.device)
+        return y, (_passed(h, count, powers, reads.shape[1]) + new,)
+    joined = (masks.ids[:, :, None] == masks.ids[:, None, :])[:, None]  # [b, 1, i, j]
+    y = torch.einsum("bcij,bjc->bic", pairs * joined, u)
+    y = y + held * (masks.ids == masks.before[:, None])[..., None]
+    return y, (_after(h, u, masks, writes, powers),)
+
+
+def _after(h: Tensor, u: Tensor, masks: Masks, writes: Tensor, powers: Tensor) -> Tensor:
+    """The state (b c s) after a chunk in which documents end."""
+    n = u.shape[1]
+    count = masks.real.sum(1)
+    last = masks.ids[:, -1:]
+    kept = u * (masks.real & (masks.ids == last))[..., None]
+    # Each row's tokens moved to the right end: then all of them are as far from it as their place says.
+    source = torch.arange(n, device=u.device) - (n - count)[:, None]
+    moved = kept.gather(1, source.clamp(min=0)[..., None].expand_as(kept)) * (source >= 0)[..., None]
+    new = (writes[:, :n].flip(1).mT @ moved.permute(2, 1, 0)).permute(2, 0, 1)
+    passed = _passed(h, count, powers, writes.shape[1]) * (last == masks.before[:, None])[..., None]
+    return passed + new
+
+
+def _passed(h: Tensor, count: Tensor, powers: Tensor, length: int) -> Tensor:
+    """A^count h for each row, where count (b) is at most ``length``: a dense A by the binary digits of count."""
+    if powers.ndim == 3:
+        far = powers[:, None] * count[:, None, None]
+        size = far[0].exp()
+        if len(far) == 1:
+            return (h * size).to(h.dtype)
+        re, im = size * far[1].cos(), size * far[1].sin()
+        x, y = h.chunk(2, dim=-1)
+        return torch.cat([re * x - im * y, re * y + im * x], -1).to(h.dtype)
+    for i, power in enumerate(powers):
+        bit = (count >> i) & 1 if length >> i > 1 or length == 1 else (count == length).to(count.dtype)
+        moved = torch.einsum("bcm,cnm->bcn", h, power)
+        h = torch.where((bit == 1)[:, None, None], moved, h)
+    return h
+
+
+def _like(call: Call) -> tuple[Any, torch.dtype]:
+    return call["u"].shape, call["u"].dtype
+
+
+_OP = span_op(
+    "state_space", _span, timed=("u",), fixed=("pairs", "reads", "writes", "powers"), options={},
+    length=lambda call: call["reads"].shape[1], like=_like,
+)
