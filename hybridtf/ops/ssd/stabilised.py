@@ -39,8 +39,7 @@ def stabilised_reference(
     Returns ``y`` (b t h p) in v's dtype, zero at pads, and the state of each row's last document in float32, or float64 for
     float64 inputs. Differentiable in all tensor arguments, the maximum included.
 
-    Raises :class:`ConfigError` where shapes do not fit. Source: https://arxiv.org/abs/2405.04517, the start at 0 and eps from
-    the published code (https://github.com/NX-AI/mlstm_kernels).
+    Raises :class:`ConfigError` where shapes do not fit. Source: https://arxiv.org/abs/2405.04517; start and eps: published code.
     """
     dtype, state = _start(q, k, v, log_f, log_i, initial_state, segments, chunk_size)
     heads = v.shape[2] // k.shape[2]
@@ -48,8 +47,8 @@ def stabilised_reference(
     q, k = (x.repeat_interleave(heads, dim=2) for x in (q, k))
     memory, m = state["S"], state["m"]
     out = []
-    timed = (x.unbind(1) for x in (q, k, with_ones(v_wide), log_f, log_i))
-    for i, (q_t, k_t, v_t, f_t, i_t) in enumerate(zip(*timed, strict=True)):
+    timed = zip(*(x.unbind(1) for x in (q, k, with_ones(v_wide), log_f, log_i)), strict=True)
+    for i, (q_t, k_t, v_t, f_t, i_t) in enumerate(timed):
         if segments is not None:
             starts = segments.starts[:, i, None]
             memory, m = memory.masked_fill(starts[..., None, None], 0), m.masked_fill(starts, 0)
