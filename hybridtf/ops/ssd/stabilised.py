@@ -39,17 +39,15 @@ def stabilised_reference(
     Returns ``y`` (b t h p) in v's dtype, zero at pads, and the state of each row's last document in float32, or float64 for
     float64 inputs. Differentiable in all tensor arguments, the maximum included.
 
-    Raises :class:`ConfigError` where shapes do not fit. Source: https://arxiv.org/abs/2405.04517, the start at 0 and eps from
-    the published code (https://github.com/NX-AI/mlstm_kernels).
+    Raises :class:`ConfigError` for shapes that do not fit. Source: https://arxiv.org/abs/2405.04517; start, eps: its code.
     """
     dtype, state = _start(q, k, v, log_f, log_i, initial_state, segments, chunk_size)
     heads = v.shape[2] // k.shape[2]
     q, k, v_wide, log_f, log_i = (mask_pads(x, segments).to(dtype) for x in (q, k, v, log_f, log_i))
     q, k = (x.repeat_interleave(heads, dim=2) for x in (q, k))
-    memory, m = state["S"], state["m"]
-    out = []
-    timed = (x.unbind(1) for x in (q, k, with_ones(v_wide), log_f, log_i))
-    for i, (q_t, k_t, v_t, f_t, i_t) in enumerate(zip(*timed, strict=True)):
+    memory, m, out = state["S"], state["m"], []
+    timed = zip(*(x.unbind(1) for x in (q, k, with_ones(v_wide), log_f, log_i)), strict=True)
+    for i, (q_t, k_t, v_t, f_t, i_t) in enumerate(timed):
         if segments is not None:
             starts = segments.starts[:, i, None]
             memory, m = memory.masked_fill(starts[..., None, None], 0), m.masked_fill(starts, 0)
@@ -57,8 +55,8 @@ def stabilised_reference(
         written = (i_t - top).exp()[..., None, None] * k_t[..., :, None] * v_t[..., None, :]
         new = (f_t + m - top).exp()[..., None, None] * memory + written
         if segments is not None:
-            real = segments.real[:, i, None]
-            new, top = torch.where(real[..., None, None], new, memory), torch.where(real, top, m)
+            pad = ~segments.real[:, i, None]
+            new, top = torch.where(pad[..., None, None], memory, new), torch.where(pad, m, top)
         memory, m = new, top
         read = (q_t[..., :, None] * memory).sum(-2)
         out.append(read[..., :-1] / (torch.maximum(read[..., -1:].abs(), (-m).exp()[..., None]) + eps))

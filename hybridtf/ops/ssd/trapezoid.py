@@ -5,16 +5,15 @@ Axes: b batch, t time, g groups, h heads, n keys, p values.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.core.segments import Segments
 from hybridtf.ops.documents import mask_pads, state_dtype
-from hybridtf.ops.short_conv import short_conv_taps
 from hybridtf.ops.ssd.chunked import ssd_chunked
 from hybridtf.ops.ssd.shapes import check, log_steps, start_states
 
@@ -94,18 +93,20 @@ def _one_late(
     x: tuple[Tensor, ...], before: tuple[Tensor, ...], segments: Segments | None
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Each of ``x`` (b t ...) as the token before had it, by the documents, and as the last token had it (b ...)."""
-    sizes = [math.prod(z.shape[1:]) for z in before]
-    flat = torch.cat([z.flatten(2) for z in x], -1)
-    window = torch.cat([z.flatten(1) for z in before], -1)[:, None]
-    taps = torch.stack([flat.new_ones(flat.shape[2]), flat.new_zeros(flat.shape[2])], -1)
-    late, last = short_conv_taps(flat, taps, initial_state=window, segments=segments)
-    lates = [part.view(z.shape) for part, z in zip(late.split(sizes, -1), x, strict=True)]
-    return lates, [part.view(z.shape) for part, z in zip(last[:, 0].split(sizes, -1), before, strict=True)]
+    whole = [torch.cat([first[:, None], z], 1) for first, z in zip(before, x, strict=True)]
+    if segments is None or not x[0].shape[1]:
+        return [z[:, :-1] for z in whole], [z[:, -1].clone() for z in whole]
+    # In ``whole`` a token lies one place later: 0 is the token before the call.
+    places = torch.arange(1, x[0].shape[1] + 1, device=x[0].device)
+    latest = F.pad(torch.where(segments.real, places, 0), (1, 0)).cummax(1).values
+    found = [z.gather(1, _rows(latest, z).expand(-1, -1, *z.shape[2:])) for z in whole]
+    starts = segments.starts
+    return [z[:, :-1].masked_fill(_rows(starts, z), 0) for z in found], [z[:, -1].clone() for z in found]
 
 
 def _rows(where: Tensor, like: Tensor) -> Tensor:
-    """(b) bool, to be broadcast over (b ...)."""
-    return where.view(-1, *[1] * (like.ndim - 1))
+    """(b) or (b t), to be broadcast over ``like``, which has more axes."""
+    return where.view(*where.shape, *[1] * (like.ndim - where.ndim))
 
 
 def _start(
