@@ -200,7 +200,7 @@ class CosformerConfig(FeatureAttentionConfig):
 
     @classmethod
     def tiny(cls) -> Self:
-        return cls(n_heads=2, max_distance=512, chunk_size=4)
+        return cls(n_heads=2, max_distance=8192, chunk_size=4)
 
     def build(self, ctx: BuildContext) -> Cosformer:
         return Cosformer(self, ctx)
