@@ -67,9 +67,9 @@ def running_bound(exponents: Tensor, segments: Segments | None, before: Tensor) 
     """
     highest = exponents.detach().amax(-1).ceil().nan_to_num().clamp(NOTHING + 1, -NOTHING).to(torch.int64)
     if segments is None:
-        return torch.maximum(highest.cummax(1).values, before.round().to(torch.int64)[:, None]).to(exponents.dtype)
+        return torch.maximum(highest.cummax(1).values, before.to(torch.int64)[:, None]).to(exponents.dtype)
     # A step between documents that is larger than any exponent lets one running maximum serve them all.
     number, step = segments.starts.to(torch.int64).cumsum(1)[..., None], int(-4 * NOTHING)
-    first = torch.where(number == 0, before.round().to(torch.int64)[:, None], int(NOTHING))
+    first = torch.where(number == 0, before.to(torch.int64)[:, None], int(NOTHING))
     highest = torch.where(segments.real[..., None], torch.maximum(highest, first), first)
     return ((highest + number * step).cummax(1).values - number * step).to(exponents.dtype)
