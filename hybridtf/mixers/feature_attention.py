@@ -173,7 +173,8 @@ class Performer(FeatureAttention):
             held = state.length > 0
             if segments is not None:
                 held = held & (segments.continues | (segments.last_id == 0))
-            before = torch.where(held[:, None], state["bound"], before)
+            # A whole number, whose gradient is 0: it cancels in what is read.
+            before = torch.where(held[:, None], state["bound"].round(), before)
         bound = running_bound(k, segments, before)
         # What follows is 0 at the start of a document: there is nothing to shrink.
         earlier = torch.cat([before[:, None], bound[:, :-1]], dim=1)
@@ -200,7 +201,7 @@ class CosformerConfig(FeatureAttentionConfig):
 
     @classmethod
     def tiny(cls) -> Self:
-        return cls(n_heads=2, max_distance=512, chunk_size=4)
+        return cls(n_heads=2, max_distance=8192, chunk_size=4)
 
     def build(self, ctx: BuildContext) -> Cosformer:
         return Cosformer(self, ctx)

@@ -181,9 +181,15 @@ class LogLinearConfig(Mamba2Options):
 
     type: Literal["log_linear"] = "log_linear"
     source: ClassVar[str] = "https://arxiv.org/abs/2506.04761"
-    n_levels: int = Field(default=15, ge=2, le=24)
+    n_levels: int = Field(default=15, gt=0, le=24)
     """Blocks, the token's own included: as many as 2^(n_levels - 1) tokens need. In longer documents the last block holds all
     that is older."""
+
+    @model_validator(mode="after")
+    def _blocks(self) -> Self:
+        if self.n_levels < 2:
+            raise ValueError(f"n_levels = {self.n_levels} must be at least 2: the token itself, and what is before it")
+        return self
 
     @classmethod
     def tiny(cls) -> Self:
