@@ -60,14 +60,15 @@ def _from_first_to_second(x: Tensor, weight: Tensor, half: int) -> Tensor:
     n = x.shape[-1]
     first = _cut(x, 2 * half)[..., :half]
     taps = torch.fft.rfft(_taps(weight, 0, 2 * half), n=2 * half)[:, None]
-    reached = torch.fft.irfft(torch.fft.rfft(first, n=2 * half) * taps, n=2 * half)[..., half:]
+    reached: Tensor = torch.fft.irfft(torch.fft.rfft(first, n=2 * half) * taps, n=2 * half)[..., half:]
     whole: Tensor = F.pad(reached, (half, 0)).flatten(2)[..., :n]
     return whole
 
 
 def _cut(x: Tensor, size: int) -> Tensor:
     """(m c n) as (m c k size), the last one filled up with zeros."""
-    return F.pad(x, (0, -x.shape[-1] % size)).unflatten(-1, (-1, size))
+    blocks: Tensor = F.pad(x, (0, -x.shape[-1] % size)).unflatten(-1, (-1, size))
+    return blocks
 
 
 def _taps(weight: Tensor, start: int, stop: int) -> Tensor:

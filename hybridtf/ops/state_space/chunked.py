@@ -5,6 +5,7 @@ Axes: b batch, t time, c channels, s real numbers of a state, l tokens of a chun
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from hybridtf.core.segments import Segments
 from hybridtf.ops.documents import mask_pads
-from hybridtf.ops.span_op import Call, Masks, States, span_op
+from hybridtf.ops.span_op import Call, Masks, States, chunks_at_once, span_op
 from hybridtf.ops.state_space.shapes import Number, as_given, check, start_state
 from hybridtf.ops.state_space.step import state_space_step
 from hybridtf.ops.state_space.tables import tables
@@ -57,25 +58,72 @@ def _compact(u: Tensor, segments: Segments | None) -> tuple[Tensor, _Order | Non
 
 
 def _span(call: Call, state: States) -> tuple[Tensor, States]:
-    """One chunk. Pads stand behind a row's tokens."""
+    """Some chunks. Pads stand behind a row's tokens."""
     (h,) = state
+    size, n, masks = call["reads"].shape[1], call.n_tokens, call.masks
+    # On a CPU it is cheap to see that no document begins or ends here. Elsewhere looking would make the host wait.
+    whole = masks is None or (h.device.type == "cpu" and bool(masks.real.all()) and not bool(masks.starts.any()))
+    done, parts = 0, []
+    if whole and n >= size:
+        done = n - n % size
+        y, h = _side_by_side(call.cut(0, done), h)
+        parts.append(y)
+    for start in range(done, n, size):
+        y, h = _chunk(call.cut(start, min(start + size, n)), h)
+        parts.append(y)
+    return torch.cat(parts, 1), (h,)
+
+
+def _side_by_side(call: Call, h: Tensor) -> tuple[Tensor, Tensor]:
+    """Full chunks of one document a row: products for all of them at once, then their states in order."""
+    reads, writes, powers = call["reads"], call["writes"], call["powers"]
+    size, b = reads.shape[1], h.shape[0]
+    k = call.n_tokens // size
+    u = call["u"].to(h.dtype).unflatten(1, (k, size))  # [b, k, l, c]
+    inputs = u.permute(3, 2, 1, 0).flatten(2)  # [c, l, k b]
+    sums = (writes.flip(1).mT @ inputs).unflatten(2, (k, b)).permute(2, 3, 0, 1)  # [k, b, c, s]
+    hop = _hop(powers, size)
+    entering = []
+    for written in sums.unbind(0):
+        entering.append(h)
+        h = hop(h) + written
+    held = reads @ torch.stack(entering).permute(2, 3, 0, 1).flatten(2)
+    y = (call["pairs"] @ inputs + held).unflatten(2, (k, b)).permute(3, 2, 1, 0)  # [b, k, l, c]
+    return y.flatten(1, 2), h
+
+
+def _hop(powers: Tensor, length: int) -> Callable[[Tensor], Tensor]:
+    """A^length h as a function of h (b c s)."""
+    if powers.ndim == 4:
+        return lambda h: torch.einsum("bcm,cnm->bcn", h, powers[-1])
+    size = (powers[0] * length).exp()
+    if len(powers) == 1:
+        return lambda h: (h * size).to(h.dtype)
+    re, im = size * (powers[1] * length).cos(), size * (powers[1] * length).sin()
+
+    def turned(h: Tensor) -> Tensor:
+        x, y = h.chunk(2, dim=-1)
+        return torch.cat([re * x - im * y, re * y + im * x], -1).to(h.dtype)
+
+    return turned
+
+
+def _chunk(call: Call, h: Tensor) -> tuple[Tensor, Tensor]:
+    """One chunk, in which documents may begin and end."""
     u, reads, writes = call["u"].to(h.dtype), call["reads"], call["writes"]
     n = u.shape[1]
     pairs, masks, powers = call["pairs"][:, :n, :n], call.masks, call["powers"]
-    inputs = u.permute(2, 1, 0)  # [c, j, b]
-    whole = masks is None or (u.device.type == "cpu" and bool(masks.real.all()) and not bool(masks.starts.any()))
     held = (reads[:, :n] @ h.permute(1, 2, 0)).permute(2, 1, 0)  # [b, i, c]
-    if whole or masks is None:
+    if masks is None:
+        inputs = u.permute(2, 1, 0)  # [c, j, b]
         y = (pairs @ inputs).permute(2, 1, 0) + held
         new = (writes[:, :n].flip(1).mT @ inputs).permute(2, 0, 1)  # [b, c, s]
-        if powers.ndim == 4 and n == reads.shape[1]:
-            return y, (torch.einsum("bcm,cnm->bcn", h, powers[-1]) + new,)
         count = torch.full((u.shape[0],), n, device=u.device)
-        return y, (_passed(h, count, powers, reads.shape[1]) + new,)
+        return y, _passed(h, count, powers, reads.shape[1]) + new
     joined = (masks.ids[:, :, None] == masks.ids[:, None, :])[:, None]  # [b, 1, i, j]
     y = torch.einsum("bcij,bjc->bic", pairs * joined, u)
     y = y + held * (masks.ids == masks.before[:, None])[..., None]
-    return y, (_after(h, u, masks, writes, powers),)
+    return y, _after(h, u, masks, writes, powers)
 
 
 def _after(h: Tensor, u: Tensor, masks: Masks, writes: Tensor, powers: Tensor) -> Tensor:
@@ -109,11 +157,18 @@ def _passed(h: Tensor, count: Tensor, powers: Tensor, length: int) -> Tensor:
     return h
 
 
+def _length(call: Call) -> int:
+    """Tokens of a span: as many chunks as keep inputs and states within the budget."""
+    b, _, c = call["u"].shape
+    size: int = call["reads"].shape[1]
+    width = call["reads"].shape[2]
+    return size * chunks_at_once(b * c * (size + width), call["u"].device)
+
+
 def _like(call: Call) -> tuple[Any, torch.dtype]:
     return call["u"].shape, call["u"].dtype
 
 
 _OP = span_op(
-    "state_space", _span, timed=("u",), fixed=("pairs", "reads", "writes", "powers"), options={},
-    length=lambda call: call["reads"].shape[1], like=_like,
+    "state_space", _span, timed=("u",), fixed=("pairs", "reads", "writes", "powers"), options={}, length=_length, like=_like
 )
