@@ -21,14 +21,13 @@ from hybridtf.bench.timing import quartiles
 from hybridtf.core import BuildContext, Growing, SequenceMixer, SequenceMixerConfig, State, active, leaves, state_bytes
 
 D_MODEL = 256
+N_HEADS = 4
 OPTIONS: dict[str, dict[str, Any]] = {
-    "attention": {"n_heads": 4},
-    "sliding_attention": {"n_heads": 4, "window": 256},
-    "linear_attention": {"n_heads": 4},
-    "rg_lru": {"n_heads": 4},
-    "griffin_recurrent": {"n_heads": 4},
+    "chunked_attention": {"chunk_size": 1024},
+    "sliding_attention": {"window": 256},
 }
-"""What a mixer needs at this width; any other is built with its defaults, or, where it has none, as its ``tiny()``."""
+"""What a mixer is given at this width beside ``n_heads``, where it has no default for that. One that needs more than heads is
+built as its ``tiny()``."""
 TOKENS = 50
 """Decoded in one timed run."""
 CHUNK = 2048
@@ -72,10 +71,10 @@ class Decoder:
 def config_of(name: str) -> SequenceMixerConfig:
     """The mixer of a name at this width."""
     registry = active()["mixers"]
-    options = OPTIONS.get(name, {})
-    tiny = registry.get(name).tiny()
-    required = any(field.is_required() for field in type(tiny).model_fields.values())
-    config = tiny if required and not options else registry.make({"type": name, **options})
+    cls = registry.get(name)
+    required = {key for key, field in cls.model_fields.items() if field.is_required()}
+    options = {**OPTIONS.get(name, {}), **({"n_heads": N_HEADS} if "n_heads" in required else {})}
+    config = registry.make({"type": name, **options}) if required <= set(options) else cls.tiny()
     assert isinstance(config, SequenceMixerConfig)
     return config
 
