@@ -39,6 +39,7 @@ from hybridtf.core import (
 )
 from hybridtf.core.init import fan_in
 from hybridtf.nn import GatedRMSNorm, RMSNorm, ShortConvs, accumulation_dtype, l2_normalised
+from hybridtf.nn.bottleneck import Bottleneck
 
 Decay = Literal["none", "head", "channel"]
 
@@ -323,8 +324,7 @@ class KDA(DeltaRuleMixer):
     def _projection(self, ctx: BuildContext, width: int, *, bias: bool) -> nn.Module:
         if not self.options.low_rank:
             return nn.Linear(ctx.d_model, width, bias=bias, **ctx.factory)
-        down = nn.Linear(ctx.d_model, self.v_dim, bias=False, **ctx.factory)
-        return nn.Sequential(down, nn.Linear(self.v_dim, width, bias=bias, **ctx.factory))
+        return Bottleneck(ctx, self.v_dim, width, bias=bias)
 
     def log_decay(self, x: Tensor) -> Tensor | None:
         wide = accumulation_dtype(x.dtype)

@@ -37,6 +37,7 @@ from hybridtf.core import (
 )
 from hybridtf.core.init import Init, fan_in
 from hybridtf.nn import LayerNorm, TokenShift, accumulation_dtype
+from hybridtf.nn.bottleneck import Bottleneck
 
 
 class _RWKVConfig(SequenceMixerConfig):
@@ -174,8 +175,7 @@ class RWKV6(_RWKV):
         self.mu_x = nn.Parameter(torch.empty(d, **ctx.factory))
         self.mix_down_proj = nn.Linear(d, n * rank, bias=False, **ctx.factory)
         self.mix_up = nn.Parameter(torch.empty(n, rank, d, **ctx.factory))
-        self.decay_down_proj = nn.Linear(d, config.decay_rank, bias=False, **ctx.factory)
-        self.decay_up_proj = nn.Linear(config.decay_rank, d, bias=False, **ctx.factory)
+        self.decay_proj = Bottleneck(ctx.child("decay_proj"), config.decay_rank, d, bias=False, between="tanh")
         self.splits = {"mix_down_proj": dict.fromkeys(self.inputs, rank)}
 
     def param_specs(self) -> dict[str, ParamSpec]:
@@ -185,7 +185,7 @@ class RWKV6(_RWKV):
             **super().param_specs(),
             "mu_x": ParamSpec("state", _mixes(("w",), *self.layer), drawn=False),
             "mix_down_proj.weight": nothing, "mix_up": little,
-            "decay_down_proj.weight": nothing, "decay_up_proj.weight": little,
+            "decay_proj.down_proj.weight": nothing, "decay_proj.up_proj.weight": little,
         }
 
     def mixed(self, x: Tensor, delta: Tensor) -> dict[str, Tensor]:
@@ -196,8 +196,7 @@ class RWKV6(_RWKV):
 
     def log_decay(self, mixed: dict[str, Tensor], like: Tensor) -> Tensor:
         wide = accumulation_dtype(like.dtype)
-        moved = self.decay_up_proj(self.decay_down_proj(mixed["w"]).tanh())
-        return self.log_w(self.decay.to(wide) + moved.to(wide))
+        return self.log_w(self.decay.to(wide) + self.decay_proj(mixed["w"]).to(wide))
 
 
 # -- starts of the published code: patterns over channels that depend on the layer's depth --------------------------
