@@ -26,7 +26,7 @@ def _rope() -> PositionConfig:
 
 
 class ChunkedAttentionConfig(SparseMixerConfig):
-    """Attention that never crosses the border of a chunk."""
+    """Llama 4's local attention, which never crosses the border of a chunk."""
 
     type: Literal["chunked_attention"] = "chunked_attention"
     source: ClassVar[str] = "https://github.com/meta-llama/llama-models/blob/main/models/llama4/model.py"

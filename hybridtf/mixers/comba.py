@@ -9,6 +9,9 @@ The state is read at k before it decays: a scalar plus low rank, and not a produ
 Queries and keys are made 1 long before they are corrected and weakened; fla's layer, which does it after, is another function.
 
 Axes: b batch, t time, d d_model, h heads, k head_dim, p value width.
+
+No outside layer was run: the recurrence is held to fla's reference in chunks, and what is around it is spelled out in the
+tests.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ from hybridtf.nn import GatedRMSNorm, ShortConvs, accumulation_dtype, l2_normali
 
 
 class CombaConfig(SequenceMixerConfig):
-    """Comba, in the paper's form with a transition that is a scalar plus low rank."""
+    """Comba: a delta rule whose feedback and output are corrected, with a transition that is a scalar plus low rank."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2506.02475"
 

@@ -79,7 +79,7 @@ class DeltaRuleConfig(SequenceMixerConfig):
 
 
 class DeltaNetConfig(DeltaRuleConfig):
-    """DeltaNet. The delta rule without decay."""
+    """DeltaNet: the delta rule without decay; each value corrects what the memory says at its key."""
 
     type: Literal["delta_net"] = "delta_net"
     output_gate: bool = False
@@ -123,8 +123,8 @@ class GatedDeltaRuleConfig(DeltaRuleConfig):
 
 
 class GatedDeltaNetConfig(GatedDeltaRuleConfig):
-    """Gated DeltaNet (also Qwen3-Next, Qwen3.5, OLMo-Hybrid). ``head_dim`` None: 0.75 d_model / n_heads; ``v_dim`` None: twice
-    that."""
+    """Gated DeltaNet: the delta rule with one decay a value head (also Qwen3-Next, Qwen3.5, OLMo-Hybrid). ``head_dim`` None:
+    0.75 d_model / n_heads; ``v_dim`` None: twice that."""
 
     type: Literal["gated_delta_net"] = "gated_delta_net"
     output_gate: bool = True
@@ -146,8 +146,8 @@ class GatedDeltaNetConfig(GatedDeltaRuleConfig):
 
 
 class GatedDeltaProductConfig(GatedDeltaRuleConfig):
-    """Gated DeltaProduct: ``n_householder`` corrections a token, decayed before the first and read after the last. Widths as
-    in Gated DeltaNet; b up to 2 by default."""
+    """Gated DeltaProduct: the delta rule with ``n_householder`` corrections a token, decayed before the first and read after
+    the last. Widths as in Gated DeltaNet; b up to 2 by default."""
 
     type: Literal["gated_delta_product"] = "gated_delta_product"
     n_householder: int = Field(default=2, gt=0)
@@ -167,7 +167,7 @@ class GatedDeltaProductConfig(GatedDeltaRuleConfig):
 
 
 class KDAConfig(GatedDeltaRuleConfig):
-    """Kimi Delta Attention: a decay for each key channel, and a sigmoid gate after the output norm."""
+    """Kimi Delta Attention: the delta rule with a decay for each key channel, and a sigmoid gate after the output norm."""
 
     type: Literal["kda"] = "kda"
     head_dim: int = Field(default=128, gt=0)

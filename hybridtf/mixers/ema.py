@@ -7,7 +7,9 @@
 It is what Mega computes before its attention (m, called X' there; omega as in the published code), then Mega's reset gate, silu
 of a projection of m, on m itself where Mega has the attention's result. The attention is left out.
 
-Axes: b batch, t time, d d_model (channels), n d_state. No outside reference was run: Mega's code needs fairseq.
+Axes: b batch, t time, d d_model (channels), n d_state.
+
+No outside reference was run, as Mega's code needs fairseq: the tests hold it against the paper's equations as one dense sum.
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@
     out = out_proj(norm(S_t^T q_t / sqrt(k)) * sigmoid(gate_proj(x)))
 
 Axes: b batch, t time, d d_model, h value heads, g key heads, k head_dim, p value width.
+
+No outside layer was run (it needs a GPU): the recurrence is held to fla's plain loop, and what is around it is spelled out in
+the tests.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ from hybridtf.nn.bottleneck import Bottleneck
 
 
 class GDN2Config(SequenceMixerConfig):
-    """Gated DeltaNet-2. With b = w = beta, one number a head, it is KDA."""
+    """Gated DeltaNet-2: the delta rule with separate gates that erase keys and write values, channel by channel. With b = w =
+    beta, one number a head, it is KDA."""
 
     source: ClassVar[str] = "https://github.com/NVlabs/GatedDeltaNet-2"
 

@@ -6,6 +6,9 @@
 The norm is over each head's channels, with one weight for all heads.
 
 Axes: b batch, t time, d d_model, h heads, g kv heads, k key width of a head, v value width of a head.
+
+No outside layer was run (it needs a GPU): the recurrence is held to fla's plain loop, and what is around it is spelled out in
+the tests.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from hybridtf.nn.bottleneck import Bottleneck
 
 
 class GLAConfig(SequenceMixerConfig):
-    """Gated Linear Attention."""
+    """Gated Linear Attention: each key channel of the state forgets at a rate that the token gives."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2312.06635"
 

@@ -7,6 +7,9 @@
 Two passes of the op ``gla`` with a softmax over slots between them. The norm is over all heads' channels together.
 
 Axes: b batch, t time, d d_model, h heads, g kv heads, k key width of a head, m slots, v value width of a head.
+
+No outside layer was run (it needs a GPU): the recurrence is held to fla's plain loop, and what is around it is spelled out in
+the tests.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from hybridtf.nn import RMSNorm, ShortConvs, accumulation_dtype, head_width
 
 
 class GSAConfig(SequenceMixerConfig):
-    """Gated Slot Attention."""
+    """Gated Slot Attention: softmax attention to a fixed number of slots that forget."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2409.07146"
 

@@ -9,6 +9,8 @@ A shift SSM whose B is the first unit vector is a short convolution of d_state t
 which adds no freedom, from that start. Both states are of fixed size.
 
 Axes: b batch, t time, d d_model, h heads, e and f places in a head (of k and of v).
+
+No outside reference was run: the tests hold it against the paper's algorithm 1 with dense matrices over time.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from hybridtf.nn import DiagonalInit, DiagonalSSM, Discretisation, ShortConv, ac
 
 
 class H3Config(SequenceMixerConfig):
-    """H3; the defaults are the published code's."""
+    """H3: a shift and a diagonal state-space model between multiplications. The defaults are the published code's."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2212.14052"
 

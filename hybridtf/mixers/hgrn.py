@@ -8,6 +8,9 @@ The paper's state is complex, with a fixed phase for each channel; the published
 of all such layers of a stack are one table, see :class:`~hybridtf.nn.LowerBounds`; the first layer's are 0.
 
 Axes: b batch, t time, d d_model, c channels of the recurrence.
+
+No outside layer was run (it needs a GPU): the recurrence is held to fla's plain loop, and what is around it is spelled out in
+the tests.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from hybridtf.nn import GatedRMSNorm, LowerBounds, Scan, ShortConvs, log_forget
 
 
 class HGRNConfig(SequenceMixerConfig):
-    """HGRN; the defaults are flash-linear-attention's."""
+    """HGRN: an elementwise recurrence whose forget gates have lower bounds that rise with depth. The defaults are those of
+    flash-linear-attention."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2311.04823"
 

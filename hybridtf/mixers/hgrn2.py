@@ -8,6 +8,9 @@ bound rises with depth, by one parameter for the whole stack: the first HGRN2 la
 edge for each later layer (:class:`~hybridtf.nn.LowerBounds`). A layer used alone, or the only one of a stack, has the bound 0.
 
 Axes: b batch, t time, d d_model, h heads, k key width of a head, v value width, the same.
+
+No outside layer was run (it needs a GPU): the recurrence is held to fla's plain loop, and what is around it is spelled out in
+the tests.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ from hybridtf.nn import RMSNorm, ShortConv, accumulation_dtype
 
 
 class MambaConfig(SequenceMixerConfig):
-    """Mamba. The inner width is ``expand * d_model``, or ``d_inner`` where that is given."""
+    """Mamba: a selective state-space model a channel, whose steps, inputs and outputs the token gives. The inner width is
+    ``expand * d_model``, or ``d_inner`` where that is given."""
 
     type: Literal["mamba"] = "mamba"
     source: ClassVar[str] = "https://arxiv.org/abs/2312.00752"

@@ -7,6 +7,9 @@ log-linear form (https://arxiv.org/abs/2506.04761), which weighs the blocks of t
 Log-linear: S_t is the sum of the states S_t^l of blocks, and y_t = sum_l softplus(L_l dl_t^l) (S_t^l)^T C_t + D x_t.
 
 Axes: b batch, t time, d d_model, h heads, p head_dim, g groups, n d_state, c conv channels, l levels.
+
+Mamba-2 is held to the layers of transformers. No outside layer was run for the log-linear form: the matrix by which it mixes is
+fla's, and what is around it is spelled out in the tests.
 """
 
 from __future__ import annotations
@@ -72,7 +75,7 @@ class Mamba2Options(SequenceMixerConfig):
 
 
 class Mamba2Config(Mamba2Options):
-    """Mamba-2; see :class:`Mamba2Options`."""
+    """Mamba-2: a matrix state with one decay a head, fed through a short convolution. Options: :class:`Mamba2Options`."""
 
     type: Literal["mamba2"] = "mamba2"
     source: ClassVar[str] = "https://arxiv.org/abs/2405.21060"
@@ -176,8 +179,8 @@ class Mamba2(RecurrentMixer):
 
 
 class LogLinearConfig(Mamba2Options):
-    """Log-linear Mamba-2: the memory of a document of T tokens is log2(T) matrices a head, of the last token, the 1 or 2
-    before it, and so on in a Fenwick tree; each token weighs what it reads of them."""
+    """Log-linear Mamba-2: log2(T) matrix states a head for T tokens, which each token reads with weights of its own. They are
+    of the last token, the 1 or 2 before it, and so on in a Fenwick tree."""
 
     type: Literal["log_linear"] = "log_linear"
     source: ClassVar[str] = "https://arxiv.org/abs/2506.04761"

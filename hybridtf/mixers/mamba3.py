@@ -10,6 +10,9 @@ that turns, and no convolution.
 ``turn`` rotates pairs of neighbouring channels, the first ``rope_fraction`` of them: what a complex state does.
 
 Axes: b batch, t time, d d_model, h heads, p head_dim, g groups, n d_state, r rotated pairs.
+
+The tests hold numbers that the published step reference gave when it was run once on a CPU between the published projections
+and norms.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ from hybridtf.ops.documents import carried_state, mask_pads, running_sum
 
 
 class Mamba3Config(SequenceMixerConfig):
-    """Mamba-3 with a single input and output a head (SISO). The inner width is ``expand * d_model``."""
+    """Mamba-3 with a single input and output a head (SISO): a state that turns, an input of two terms, no convolution. The
+    inner width is ``expand * d_model``."""
 
     type: Literal["mamba3"] = "mamba3"
     source: ClassVar[str] = "https://arxiv.org/abs/2603.15569"

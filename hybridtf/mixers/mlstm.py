@@ -34,7 +34,8 @@ from hybridtf.nn import LayerNorm, accumulation_dtype, head_width
 
 
 class MLSTMConfig(SequenceMixerConfig):
-    """The mLSTM layer of xLSTM-7B: no convolution and no projection up (those belong to the block of the first paper).
+    """mLSTM in the layer of xLSTM-7B: a matrix memory with exponential gates. There is no convolution and no projection up
+    (those belong to the block of the first paper).
 
     The gates start independent of the input: what is written at exp(-10), what is kept at sigmoid(3) to sigmoid(6), head
     by head.

@@ -7,8 +7,10 @@ Mixture of Block Attention, Lu et al. 2025, https://arxiv.org/abs/2502.13189. Th
 ``top_k``. The choice has no gradient. Blocks count from the document's start. Attention takes
 t * top_k * block_size, the router t^2 / block_size.
 
-Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim, j blocks. No outside reference was run: the published ones
-need a GPU; the tests hold it against the paper's definition, written query by query.
+Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim, j blocks.
+
+No outside reference was run: the published ones need a GPU; the tests hold it against the paper's definition, written query by
+query.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from hybridtf.ops.block_sparse_attention import Held, SparseRule, choose_blocks
 
 
 class MobaConfig(SparseMixerConfig):
-    """Attention to the blocks that a router without parameters chooses."""
+    """Mixture of Block Attention: attention to the blocks that a router without parameters chooses."""
 
     type: Literal["moba"] = "moba"
     source: ClassVar[str] = "https://arxiv.org/abs/2502.13189"

@@ -9,6 +9,9 @@
   each head.
 
 Axes: b batch, t time, d d_model, h heads, k key width, p value width.
+
+lightning_attention is held to the layer of transformers. No outside layer was run for retnet and simple_gla: their recurrences
+are held to fla's, and what is around them is spelled out in the tests.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ def rotation(ctx: BuildContext, width: int, theta: float) -> QueryKeyPosition:
 
 
 class RetNetConfig(SequenceMixerConfig):
-    """Multi-scale retention, with a swish gate."""
+    """RetNet: multi-scale retention, linear attention with a fixed decay a head, rotation and a swish gate."""
 
     type: Literal["retnet"] = "retnet"
     source: ClassVar[str] = "https://arxiv.org/abs/2307.08621"
@@ -106,7 +109,8 @@ class RetNet(LinearHeads):
 
 
 class LightningAttentionConfig(SequenceMixerConfig):
-    """Lightning attention as in MiniMax-01. Defaults are those of MiniMax-Text-01."""
+    """Lightning attention as in MiniMax-01: linear attention with fixed decays by head and layer, and a gated norm. Defaults
+    are those of MiniMax-Text-01."""
 
     type: Literal["lightning_attention"] = "lightning_attention"
     source: ClassVar[str] = "https://arxiv.org/abs/2501.08313"
@@ -160,7 +164,8 @@ class LightningAttention(LinearHeads):
 
 
 class SimpleGLAConfig(SequenceMixerConfig):
-    """Gated linear attention with one gate a head that the input gives. Gated RetNet is ``rotary`` with ``d_conv`` = 0."""
+    """Simple GLA: linear attention with one decay a head that the token gives, and short convolutions. Gated RetNet is
+    ``rotary`` with ``d_conv`` = 0."""
 
     type: Literal["simple_gla"] = "simple_gla"
     source: ClassVar[str] = "https://arxiv.org/abs/2405.05254"

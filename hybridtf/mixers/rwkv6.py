@@ -56,7 +56,7 @@ class _RWKVConfig(SequenceMixerConfig):
 
 
 class RWKV5Config(_RWKVConfig):
-    """RWKV-5.2, Eagle."""
+    """RWKV-5.2 (Eagle): matrix states with a fixed decay a key channel and a bonus for the present token."""
 
     type: Literal["rwkv5"] = "rwkv5"
 
@@ -69,7 +69,7 @@ class RWKV5Config(_RWKVConfig):
 
 
 class RWKV6Config(_RWKVConfig):
-    """RWKV-6, Finch."""
+    """RWKV-6 (Finch): RWKV-5 whose decays and token shifts depend on the token."""
 
     type: Literal["rwkv6"] = "rwkv6"
     mix_rank: int = Field(default=32, gt=0)

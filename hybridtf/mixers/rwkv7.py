@@ -42,8 +42,9 @@ FIRST_VALUES = "rwkv7_first_values"
 
 
 class RWKV7Config(SequenceMixerConfig):
-    """RWKV-7's mixer. Its channel mixer is ``rwkv7_channel``. Ranks that are None follow the published models:
-    the multiples of 32 nearest 1.8, 1.8 and 1.3 times sqrt(d_model) for decay, a and v, and 0.6 d_model^0.8 for the gate."""
+    """RWKV-7: a state that unlearns at one key and learns at another, with a decay a channel. Its channel mixer is
+    ``rwkv7_channel``. Ranks that are None follow the published models: the multiples of 32 nearest 1.8, 1.8 and 1.3 times
+    sqrt(d_model) for decay, a and v, and 0.6 d_model^0.8 for the gate."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2503.14456"
 

@@ -10,6 +10,9 @@ layer, since the state-space models alone mix no channels. Training, prefill and
 ``state_space``: S4's kernel of a fixed length, with its truncated C, is not used, so that any cut is exact.
 
 Axes: b batch, t time, d d_model (channels), n d_state.
+
+No outside reference was run: the tests hold both against the papers' kernels as dense sums, convolved by FFT, and S4 against
+its generating function.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ class _StateSpaceConfig(SequenceMixerConfig):
 
 
 class S4Config(_StateSpaceConfig):
-    """S4, discretised by the bilinear transform as in the paper."""
+    """S4: a state-space model a channel, diagonal plus low rank from HiPPO, discretised by the bilinear transform."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2111.00396"
 
@@ -68,7 +71,7 @@ class S4Config(_StateSpaceConfig):
 
 
 class S4DConfig(_StateSpaceConfig):
-    """S4D; the defaults are those of the published minimal version."""
+    """S4D: a diagonal state-space model a channel. The defaults are those of the published minimal version."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2206.11893"
 

@@ -7,6 +7,8 @@ part of HiPPO-LegS, in ``n_blocks`` equal blocks; B and C start in its eigenvect
 nonlinearity around it belongs to the block.
 
 Axes: b batch, t time, d d_model, p d_state.
+
+No outside reference was run: the tests hold it against the paper's system, simulated with whole matrices.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from hybridtf.nn import ComplexScan, Discretisation, accumulation_dtype, diagona
 
 
 class S5Config(SequenceMixerConfig):
-    """S5; the defaults are the published code's."""
+    """S5: one diagonal state-space model with many inputs and outputs. The defaults are the published code's."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2208.04933"
 

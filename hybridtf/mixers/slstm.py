@@ -8,6 +8,8 @@ All matrices are block-diagonal, one block a head; the norm is over each head's 
 walked one by one, in a compiled loop (the op ``slstm``).
 
 Axes: b batch, t time, d d_model, h heads, p channels of a head.
+
+The tests hold numbers that the published layer gave when it was run once on a CPU, gradients and states among them.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from hybridtf.ops.slstm import STATES
 
 
 class SLSTMConfig(SequenceMixerConfig):
-    """The sLSTM layer of the published code. Its width is d_model, and it ends in the norm: no projection follows.
+    """sLSTM: scalar memories with exponential gates that see the last output, as the published layer. Its width is d_model,
+    and it ends in the norm: no projection follows.
 
     The recurrent matrix starts at 0. The forget gate's bias starts at 5 for a head's first channel and falls to -7 at its last,
     as 5 - 12 s^(0.3 + 1.3 r) with s from 0 to 1 over the channels and r from 0 to 1 over the layers; other biases at 0.
