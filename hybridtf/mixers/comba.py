@@ -20,7 +20,7 @@ from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from hybridtf.core import (
@@ -35,7 +35,7 @@ from hybridtf.core import (
     init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GatedRMSNorm, ShortConvs, accumulation_dtype, l2_normalised
+from hybridtf.nn import GatedRMSNorm, PositiveRange, ShortConvs, accumulation_dtype, l2_normalised
 
 
 class CombaConfig(SequenceMixerConfig):
@@ -56,22 +56,14 @@ class CombaConfig(SequenceMixerConfig):
     """Reads at q - D k with a learned D a head. False: at q."""
     d_init: float = 1.0
     """D starts here. The authors take 1 for 1.3 billion parameters and find 0.02 better for 340 million."""
-    a_range: tuple[float, float] = (0.01, 16.0)
+    a_range: PositiveRange = (0.01, 16.0)
     """The decay rates exp(A_log) start evenly in this range. The published code begins at 0, whose logarithm is infinite."""
-    dt_range: tuple[float, float] = (0.001, 0.1)
+    dt_range: PositiveRange = (0.001, 0.1)
     """softplus(dt_bias) starts log-evenly in this range, at least 1e-4."""
     eps: float = Field(default=1e-5, gt=0)
     chunk_size: int = Field(default=32, gt=0)
     kernel: str = "auto"
     conv_kernel: str = "auto"
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        for name in ("a_range", "dt_range"):
-            low, high = getattr(self, name)
-            if not 0 < low <= high:
-                raise ValueError(f"{name} = {[low, high]} must be two rising positive numbers")
-        return self
 
     @classmethod
     def tiny(cls) -> Self:

@@ -38,7 +38,7 @@ from hybridtf.core import (
     init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GatedRMSNorm, RMSNorm, ShortConvs, accumulation_dtype, l2_normalised
+from hybridtf.nn import GatedRMSNorm, PositiveRange, RMSNorm, ShortConvs, accumulation_dtype, l2_normalised
 from hybridtf.nn.bottleneck import Bottleneck
 
 Decay = Literal["none", "head", "channel"]
@@ -96,9 +96,9 @@ class GatedDeltaRuleConfig(DeltaRuleConfig):
 
     n_v_heads: int | None = Field(default=None, gt=0)
     """Heads of values, a multiple of ``n_heads``: each key head serves some in a row. None: ``n_heads``."""
-    a_range: tuple[float, float] = (0.01, 16.0)
+    a_range: PositiveRange = (0.01, 16.0)
     """The decay rates exp(A_log) start evenly in this range. The papers begin at 0, whose logarithm is infinite."""
-    dt_range: tuple[float, float] = (0.001, 0.1)
+    dt_range: PositiveRange = (0.001, 0.1)
     """The steps softplus(dt_bias) start log-evenly in this range. Qwen3-Next: (1.3133, 1.3133), a bias of 1."""
     dt_floor: float = Field(default=1e-4, gt=0)
 
@@ -110,10 +110,6 @@ class GatedDeltaRuleConfig(DeltaRuleConfig):
     def _fits(self) -> Self:
         if self.value_heads % self.n_heads:
             raise ValueError(f"n_v_heads = {self.n_v_heads} is not a multiple of n_heads = {self.n_heads}")
-        for name in ("a_range", "dt_range"):
-            low, high = getattr(self, name)
-            if not 0 < low <= high:
-                raise ValueError(f"{name} = {[low, high]} must be two rising positive numbers")
         return self
 
     @classmethod
@@ -179,7 +175,7 @@ class KDAConfig(GatedDeltaRuleConfig):
     decay_floor: float | None = Field(default=None, lt=0, examples=[-5.0])
     """The log decay of a token is this times sigmoid(exp(A_log) (decay(x) + dt_bias)), so never below it. None: the form of
     Gated DeltaNet, without bound."""
-    a_range: tuple[float, float] = (1.0, 16.0)
+    a_range: PositiveRange = (1.0, 16.0)
     """The decay rates exp(A_log) start evenly in this range. With ``decay_floor`` the papers' code starts all at 1."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2510.26692"

@@ -23,7 +23,7 @@ from torch import Generator, Tensor, nn
 
 from hybridtf.core import BuildContext, Edges, Fixed, ParamSpec, RecurrentMixer, Segments, SequenceMixerConfig, State, init
 from hybridtf.core.init import fan_in
-from hybridtf.nn import accumulation_dtype
+from hybridtf.nn import PowerOfTwo, accumulation_dtype
 
 
 class EMAConfig(SequenceMixerConfig):
@@ -36,8 +36,7 @@ class EMAConfig(SequenceMixerConfig):
     """Averages for each channel (h in the paper)."""
     bias: bool = True
     """Of the gate's projection."""
-    chunk_size: int = Field(default=64, gt=0)
-    """A power of 2."""
+    chunk_size: PowerOfTwo = 64
     kernel: str = "auto"
 
     @classmethod

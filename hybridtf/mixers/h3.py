@@ -18,12 +18,12 @@ from __future__ import annotations
 from typing import ClassVar, Literal, Self
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, Edges, Fixed, ParamSpec, RecurrentMixer, Segments, SequenceMixerConfig, State, init
 from hybridtf.core.init import fan_in
-from hybridtf.nn import DiagonalInit, DiagonalSSM, Discretisation, ShortConv, accumulation_dtype
+from hybridtf.nn import DiagonalInit, DiagonalSSM, Discretisation, PositiveRange, PowerOfTwo, ShortConv, accumulation_dtype
 
 
 class H3Config(SequenceMixerConfig):
@@ -39,21 +39,13 @@ class H3Config(SequenceMixerConfig):
     start: DiagonalInit = "lin"
     """Where A starts."""
     discretisation: Discretisation = "bilinear"
-    dt_range: tuple[float, float] = (0.001, 0.1)
+    dt_range: PositiveRange = (0.001, 0.1)
     """The time steps start log-evenly in this range."""
     bias: bool = True
     """Of the four projections."""
-    chunk_size: int = Field(default=64, gt=0)
-    """A power of 2."""
+    chunk_size: PowerOfTwo = 64
     kernel: str = "auto"
     conv_kernel: str = "auto"
-
-    @model_validator(mode="after")
-    def _rising(self) -> Self:
-        low, high = self.dt_range
-        if not 0 < low <= high:
-            raise ValueError(f"dt_range = {list(self.dt_range)} must be two rising positive numbers")
-        return self
 
     @classmethod
     def tiny(cls) -> Self:

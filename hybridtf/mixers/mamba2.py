@@ -33,7 +33,7 @@ from hybridtf.core import (
     init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GatedRMSNorm, ShortConv, accumulation_dtype
+from hybridtf.nn import GatedRMSNorm, PositiveRange, ShortConv, accumulation_dtype
 
 
 class Mamba2Options(SequenceMixerConfig):
@@ -49,9 +49,9 @@ class Mamba2Options(SequenceMixerConfig):
     conv_bias: bool = True
     bias: bool = False
     """Of ``in_proj`` and ``out_proj``."""
-    a_range: tuple[float, float] = (1.0, 16.0)
+    a_range: PositiveRange = (1.0, 16.0)
     """The decay rates exp(A_log) start evenly in this range."""
-    dt_range: tuple[float, float] = (0.001, 0.1)
+    dt_range: PositiveRange = (0.001, 0.1)
     """The time steps start log-evenly in this range."""
     dt_floor: float = Field(default=1e-4, gt=0)
     dt_limit: tuple[float, float] | None = None
@@ -64,11 +64,9 @@ class Mamba2Options(SequenceMixerConfig):
     conv_kernel: str = "auto"
 
     @model_validator(mode="after")
-    def _ranges(self) -> Self:
-        for name in ("a_range", "dt_range", "dt_limit"):
-            pair = getattr(self, name)
-            if pair is not None and not (0 <= pair[0] <= pair[1] and (name == "dt_limit" or pair[0] > 0)):
-                raise ValueError(f"{name} = {list(pair)} must be two rising positive numbers")
+    def _fits(self) -> Self:
+        if self.dt_limit is not None and not 0 <= self.dt_limit[0] <= self.dt_limit[1]:
+            raise ValueError(f"dt_limit = {list(self.dt_limit)} must be two rising numbers of 0 or more")
         if self.n_heads is not None and self.n_heads % self.n_groups:
             raise ValueError(f"n_heads = {self.n_heads} is not divisible by n_groups = {self.n_groups}")
         return self
