@@ -4,8 +4,8 @@
     m_t = max(log sigmoid(f) + m_{t-1}, i);  keep = exp(log sigmoid(f) + m_{t-1} - m_t);  write = exp(i - m_t)
     c_t = keep c_{t-1} + write tanh(z);  n_t = keep n_{t-1} + write;  h_t = sigmoid(o) c_t / n_t;  out = norm(h)
 
-All matrices are block-diagonal, one block a head; the norm is over each head's channels. A nonlinear recurrence: tokens are
-walked one by one, in a compiled loop (the op ``slstm``).
+A document's first token has m_t = i: nothing is kept there yet. All matrices are block-diagonal, one block a head; the norm is
+over each head's channels. A nonlinear recurrence: tokens are walked one by one, in a compiled loop (the op ``slstm``).
 
 Axes: b batch, t time, d d_model, h heads, p channels of a head.
 
