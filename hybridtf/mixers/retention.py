@@ -146,7 +146,7 @@ class LightningAttention(LinearHeads):
         self.output_norm = GatedRMSNorm(place, n_groups=1, eps=config.eps, norm_first=True, activation="sigmoid")
         self.slopes = Alibi(8.0)
         # The published small numbers, which keep the quotient defined for one layer and the last layer's decay above 0.
-        self.depth_factor = 1 - ctx.layer_idx / (ctx.n_layers - 1 + 1e-5) + 1e-5
+        self.depth_factor = 1 - ctx.layer_idx / (max(ctx.n_layers, ctx.layer_idx + 1) - 1 + 1e-5) + 1e-5
 
     def mix(
         self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None

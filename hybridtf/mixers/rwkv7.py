@@ -87,7 +87,7 @@ class RWKV7(RecurrentMixer):
         if width % config.head_dim:
             raise ctx.error(f"d_model = {width} is not divisible by head_dim = {config.head_dim}")
         self.n_heads = width // config.head_dim
-        self.depth, self.height = depth(ctx), (ctx.layer_idx + 1) / ctx.n_layers
+        self.depth, self.height = depth(ctx), (ctx.layer_idx + 1) / max(ctx.n_layers, ctx.layer_idx + 1)
         told = config.first_values
         if told == "auto":
             told = "read" if FIRST_VALUES in ctx.edges else "write"

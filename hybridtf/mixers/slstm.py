@@ -34,6 +34,7 @@ from hybridtf.core import (
     init,
 )
 from hybridtf.nn import HeadLinear, LayerNorm, ShortConv, accumulation_dtype
+from hybridtf.nn.ramps import depth
 from hybridtf.ops.slstm import STATES
 
 
@@ -81,7 +82,7 @@ class SLSTM(RecurrentMixer):
         if ctx.d_model % heads:
             raise ctx.error(f"d_model = {ctx.d_model} is not divisible by n_heads = {heads}")
         self.head_dim = p = ctx.d_model // heads
-        self.depth = ctx.layer_idx / (ctx.n_layers - 1) if ctx.n_layers > 1 else 0.0
+        self.rising = depth(ctx)[0]
         self.conv = None
         if config.d_conv:
             self.conv = ShortConv(
@@ -106,7 +107,7 @@ class SLSTM(RecurrentMixer):
         p = self.head_dim
         place = torch.arange(p, dtype=torch.float32) / max(p - 1, 1)
         bias.zero_()
-        bias[:, p : 2 * p] = 5.0 - 12.0 * place ** (0.3 + 1.3 * self.depth)
+        bias[:, p : 2 * p] = 5.0 - 12.0 * place ** (0.3 + 1.3 * self.rising)
 
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         shapes = dict.fromkeys(STATES, (self.config.n_heads, self.head_dim))
