@@ -48,7 +48,7 @@ class MLSTMConfig(SequenceMixerConfig):
     """Width of all heads' queries, as of their keys, in d_model (``qk_dim_factor`` in the published code)."""
     expand_v: float = Field(default=1.0, gt=0)
     """Width of all heads' values, in d_model (``v_dim_factor`` there)."""
-    gate_soft_cap: float = Field(default=15.0, gt=0)
+    gate_softcap: float = Field(default=15.0, gt=0)
     """Both gates' logarithms stay between its negative and it."""
     eps: float = Field(default=1e-6, ge=0)
     """Added to the denominator."""
@@ -124,7 +124,7 @@ class MLSTM(RecurrentMixer):
 
     def _capped(self, gate: Tensor) -> Tensor:
         """(b t h), in float32 at least."""
-        cap = self.config.gate_soft_cap
+        cap = self.config.gate_softcap
         return cap * torch.tanh(gate.to(accumulation_dtype(gate.dtype)) / cap)
 
 
