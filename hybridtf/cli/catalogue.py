@@ -71,7 +71,7 @@ def _components(found: Registries, kind: str) -> dict[str, Any]:
     for name in registry.names():
         config = registry.get(name)
         preset = registry.presets().get(name)
-        entry: dict[str, Any] = {"plugin": registry.origin(name), "description": _first_line(config)}
+        entry: dict[str, Any] = {"plugin": registry.origin(name), "description": one_line(config)}
         if preset is not None:
             entry["preset_of"] = preset.type
             entry["fixed"] = {key: _plain(value) for key, value in preset.options.items()}
@@ -84,9 +84,12 @@ def _components(found: Registries, kind: str) -> dict[str, Any]:
     return entries
 
 
-def _first_line(config: type[ComponentConfig]) -> str:
+def one_line(config: type[ComponentConfig]) -> str:
+    """The first sentence of a config's own docstring."""
     # Not inspect.getdoc: a class without a docstring would show its base's.
-    return inspect.cleandoc(config.__dict__.get("__doc__") or "").partition("\n")[0].replace("``", "")
+    paragraph = inspect.cleandoc(config.__dict__.get("__doc__") or "").partition("\n\n")[0]
+    sentence, end, _ = " ".join(paragraph.split()).replace("``", "").partition(". ")
+    return sentence + end.strip()
 
 
 def _cannot(kind: str, config: type[ComponentConfig]) -> dict[str, str]:

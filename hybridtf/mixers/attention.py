@@ -23,7 +23,7 @@ VALUES = "attention_values"
 
 
 class AttentionConfig(HeadsConfig):
-    """Attention in all its plain forms.
+    """Softmax attention in its plain forms: grouped heads, windows, sinks, soft caps, gates, any position.
 
     Presets: ``full_attention``, ``gqa``, ``mqa``, ``sliding_attention``, ``flash_attention``.
     """

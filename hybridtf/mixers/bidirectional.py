@@ -6,6 +6,8 @@
     gated   y = s f(x) + (1 - s) rev(g(rev(x))),   s = sigmoid(gate_proj(x))
 
 Axes: b batch, t time, d d_model.
+
+No outside reference was run: the tests hold it against the same mixers put together by hand.
 """
 
 from __future__ import annotations

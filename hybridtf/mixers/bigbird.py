@@ -8,9 +8,10 @@ be short. Random blocks come from (seed, layer, head, block, blocks to draw from
 The causal variant is ours: the window reaches back alone, the first block is global, random blocks are drawn from the past,
 and no closing block exists while a document grows.
 
-Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim, n random blocks. The form that looks both ways is held
-against transformers, whose random blocks are replaced by ours. No outside reference was run of the causal variant: the tests
-hold it against a dense mask.
+Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim, n random blocks.
+
+The form that looks both ways is held against transformers, whose random blocks are replaced by ours. No outside reference was
+run of the causal variant: the tests hold it against a dense mask.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from hybridtf.ops.block_sparse_attention import Held, Places, SparseRule, random
 
 
 class BigBirdConfig(SparseMixerConfig):
-    """Window, global and random blocks."""
+    """BigBird: attention to the blocks near, to the ends of the document, and to blocks drawn at random."""
 
     type: Literal["bigbird"] = "bigbird"
     source: ClassVar[str] = "https://arxiv.org/abs/2007.14062"

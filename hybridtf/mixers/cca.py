@@ -48,7 +48,8 @@ from hybridtf.ops.attention import AttentionMask
 
 
 class CCAConfig(HeadsConfig):
-    """Attention within a latent that convolutions mix. ``n_heads`` * ``head_dim`` is the width of the queries' latent.
+    """Compressed convolutional attention: softmax attention within a latent that convolutions mix. ``n_heads`` * ``head_dim``
+    is the width of the queries' latent.
 
     Defaults are ZAYA1's, but ``temp`` starts at 1: from 0, as published code leaves it, all keys weigh the same.
     """

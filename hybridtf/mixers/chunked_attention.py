@@ -1,6 +1,6 @@
 """``chunked_attention``: causal attention inside chunks, the local layers of Llama 4.
 
-    token p sees j <= p with floor(j / chunk_size) = floor(p / chunk_size)
+    token p sees j <= p with floor(j / attention_chunk_size) = floor(p / attention_chunk_size)
 
 with rotary positions and, after them, a norm of queries and keys without weight. Chunks count from the document's start.
 Source: https://github.com/meta-llama/llama-models/blob/main/models/llama4/model.py. The scaling of queries by position belongs
@@ -26,11 +26,11 @@ def _rope() -> PositionConfig:
 
 
 class ChunkedAttentionConfig(SparseMixerConfig):
-    """Attention that never crosses the border of a chunk."""
+    """Llama 4's local attention, which never crosses the border of a chunk."""
 
     type: Literal["chunked_attention"] = "chunked_attention"
     source: ClassVar[str] = "https://github.com/meta-llama/llama-models/blob/main/models/llama4/model.py"
-    chunk_size: int = Field(default=8192, gt=0)
+    attention_chunk_size: int = Field(default=8192, gt=0)
     position: Component[PositionConfig] = Field(default_factory=_rope)
     """Told on queries and keys, or nowhere (``none``)."""
     qk_norm: Component[NormConfig] | None = None
@@ -38,20 +38,20 @@ class ChunkedAttentionConfig(SparseMixerConfig):
 
     @classmethod
     def tiny(cls) -> Self:
-        return cls(n_heads=4, n_kv_heads=2, head_dim=6, chunk_size=4)
+        return cls(n_heads=4, n_kv_heads=2, head_dim=6, attention_chunk_size=4)
 
     def build(self, ctx: BuildContext) -> ChunkedAttention:
         return ChunkedAttention(self, ctx)
 
 
 class ChunkedAttention(SparseMixer):
-    """See :class:`ChunkedAttentionConfig`. Its state is a ``Ring`` of the last chunk_size keys and values, which hold the
-    running chunk."""
+    """See :class:`ChunkedAttentionConfig`. Its state is a ``Ring`` of the last attention_chunk_size keys and values,
+    which hold the running chunk."""
 
     def __init__(self, config: ChunkedAttentionConfig, ctx: BuildContext) -> None:
         super().__init__(config, ctx)
-        self.reach = config.chunk_size
-        self.rule = SparseRule(block=config.chunk_size, causal=ctx.causal, near=1)
+        self.reach = config.attention_chunk_size
+        self.rule = SparseRule(block=config.attention_chunk_size, causal=ctx.causal, near=1)
         head = ctx.child("qk_norm", d_model=self.head_dim)
         self.q_norm = None if config.qk_norm is None else config.qk_norm.build(head)
         self.k_norm = None if config.qk_norm is None else config.qk_norm.build(head)

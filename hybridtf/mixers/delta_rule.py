@@ -38,7 +38,8 @@ from hybridtf.core import (
     init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GatedRMSNorm, RMSNorm, ShortConvs, accumulation_dtype, l2_normalised
+from hybridtf.nn import GatedRMSNorm, PositiveRange, RMSNorm, ShortConvs, accumulation_dtype, l2_normalised
+from hybridtf.nn.bottleneck import Bottleneck
 
 Decay = Literal["none", "head", "channel"]
 
@@ -78,7 +79,7 @@ class DeltaRuleConfig(SequenceMixerConfig):
 
 
 class DeltaNetConfig(DeltaRuleConfig):
-    """DeltaNet. The delta rule without decay."""
+    """DeltaNet: the delta rule without decay; each value corrects what the memory says at its key."""
 
     type: Literal["delta_net"] = "delta_net"
     output_gate: bool = False
@@ -95,9 +96,9 @@ class GatedDeltaRuleConfig(DeltaRuleConfig):
 
     n_v_heads: int | None = Field(default=None, gt=0)
     """Heads of values, a multiple of ``n_heads``: each key head serves some in a row. None: ``n_heads``."""
-    a_range: tuple[float, float] = (0.01, 16.0)
+    a_range: PositiveRange = (0.01, 16.0)
     """The decay rates exp(A_log) start evenly in this range. The papers begin at 0, whose logarithm is infinite."""
-    dt_range: tuple[float, float] = (0.001, 0.1)
+    dt_range: PositiveRange = (0.001, 0.1)
     """The steps softplus(dt_bias) start log-evenly in this range. Qwen3-Next: (1.3133, 1.3133), a bias of 1."""
     dt_floor: float = Field(default=1e-4, gt=0)
 
@@ -109,10 +110,6 @@ class GatedDeltaRuleConfig(DeltaRuleConfig):
     def _fits(self) -> Self:
         if self.value_heads % self.n_heads:
             raise ValueError(f"n_v_heads = {self.n_v_heads} is not a multiple of n_heads = {self.n_heads}")
-        for name in ("a_range", "dt_range"):
-            low, high = getattr(self, name)
-            if not 0 < low <= high:
-                raise ValueError(f"{name} = {[low, high]} must be two rising positive numbers")
         return self
 
     @classmethod
@@ -122,8 +119,8 @@ class GatedDeltaRuleConfig(DeltaRuleConfig):
 
 
 class GatedDeltaNetConfig(GatedDeltaRuleConfig):
-    """Gated DeltaNet (also Qwen3-Next, Qwen3.5, OLMo-Hybrid). ``head_dim`` None: 0.75 d_model / n_heads; ``v_dim`` None: twice
-    that."""
+    """Gated DeltaNet: the delta rule with one decay a value head (also Qwen3-Next, Qwen3.5, OLMo-Hybrid). ``head_dim`` None:
+    0.75 d_model / n_heads; ``v_dim`` None: twice that."""
 
     type: Literal["gated_delta_net"] = "gated_delta_net"
     output_gate: bool = True
@@ -145,8 +142,8 @@ class GatedDeltaNetConfig(GatedDeltaRuleConfig):
 
 
 class GatedDeltaProductConfig(GatedDeltaRuleConfig):
-    """Gated DeltaProduct: ``n_householder`` corrections a token, decayed before the first and read after the last. Widths as
-    in Gated DeltaNet; b up to 2 by default."""
+    """Gated DeltaProduct: the delta rule with ``n_householder`` corrections a token, decayed before the first and read after
+    the last. Widths as in Gated DeltaNet; b up to 2 by default."""
 
     type: Literal["gated_delta_product"] = "gated_delta_product"
     n_householder: int = Field(default=2, gt=0)
@@ -166,7 +163,7 @@ class GatedDeltaProductConfig(GatedDeltaRuleConfig):
 
 
 class KDAConfig(GatedDeltaRuleConfig):
-    """Kimi Delta Attention: a decay for each key channel, and a sigmoid gate after the output norm."""
+    """Kimi Delta Attention: the delta rule with a decay for each key channel, and a sigmoid gate after the output norm."""
 
     type: Literal["kda"] = "kda"
     head_dim: int = Field(default=128, gt=0)
@@ -178,7 +175,7 @@ class KDAConfig(GatedDeltaRuleConfig):
     decay_floor: float | None = Field(default=None, lt=0, examples=[-5.0])
     """The log decay of a token is this times sigmoid(exp(A_log) (decay(x) + dt_bias)), so never below it. None: the form of
     Gated DeltaNet, without bound."""
-    a_range: tuple[float, float] = (1.0, 16.0)
+    a_range: PositiveRange = (1.0, 16.0)
     """The decay rates exp(A_log) start evenly in this range. With ``decay_floor`` the papers' code starts all at 1."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2510.26692"
@@ -323,8 +320,7 @@ class KDA(DeltaRuleMixer):
     def _projection(self, ctx: BuildContext, width: int, *, bias: bool) -> nn.Module:
         if not self.options.low_rank:
             return nn.Linear(ctx.d_model, width, bias=bias, **ctx.factory)
-        down = nn.Linear(ctx.d_model, self.v_dim, bias=False, **ctx.factory)
-        return nn.Sequential(down, nn.Linear(self.v_dim, width, bias=bias, **ctx.factory))
+        return Bottleneck(ctx, self.v_dim, width, bias=bias)
 
     def log_decay(self, x: Tensor) -> Tensor | None:
         wide = accumulation_dtype(x.dtype)

@@ -24,7 +24,8 @@ from hybridtf.ops.attention import AttentionMask
 
 
 class DifferentialAttentionConfig(HeadsConfig):
-    """The difference of two softmax attentions. ``n_heads`` counts pairs; ``head_dim`` None is d_model / (2 n_heads)."""
+    """Differential attention: the difference of two softmax attentions. ``n_heads`` counts pairs; ``head_dim`` None:
+    d_model / (2 n_heads)."""
 
     type: Literal["differential_attention"] = "differential_attention"
     source: ClassVar[str] = "https://arxiv.org/abs/2410.05258"

@@ -7,8 +7,9 @@ with w = ``window`` and r = ``dilation``; in a stack that looks both ways also j
 with growing r sees far at the cost of its windows alone. The pattern is the dilated sliding window of Longformer (Beltagy et
 al. 2020, https://arxiv.org/abs/2004.05150, section 3.1). Positions count from the document's start.
 
-Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim. No outside reference was run: the tests hold it against a
-dense mask, and with r = 1 against windowed attention.
+Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim.
+
+No outside reference was run: the tests hold it against a dense mask, and with r = 1 against windowed attention.
 """
 
 from __future__ import annotations

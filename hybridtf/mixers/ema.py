@@ -7,7 +7,9 @@
 It is what Mega computes before its attention (m, called X' there; omega as in the published code), then Mega's reset gate, silu
 of a projection of m, on m itself where Mega has the attention's result. The attention is left out.
 
-Axes: b batch, t time, d d_model (channels), n d_state. No outside reference was run: Mega's code needs fairseq.
+Axes: b batch, t time, d d_model (channels), n d_state.
+
+No outside reference was run, as Mega's code needs fairseq: the tests hold it against the paper's equations as one dense sum.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from torch import Generator, Tensor, nn
 
 from hybridtf.core import BuildContext, Edges, Fixed, ParamSpec, RecurrentMixer, Segments, SequenceMixerConfig, State, init
 from hybridtf.core.init import fan_in
-from hybridtf.nn import accumulation_dtype
+from hybridtf.nn import PowerOfTwo, accumulation_dtype
 
 
 class EMAConfig(SequenceMixerConfig):
@@ -34,8 +36,7 @@ class EMAConfig(SequenceMixerConfig):
     """Averages for each channel (h in the paper)."""
     bias: bool = True
     """Of the gate's projection."""
-    chunk_size: int = Field(default=64, gt=0)
-    """A power of 2."""
+    chunk_size: PowerOfTwo = 64
     kernel: str = "auto"
 
     @classmethod

@@ -9,6 +9,9 @@
 - ``rebased`` (https://arxiv.org/abs/2402.10644): (phi(q).phi(k))^2 / feature_dim with phi = gamma norm(x) + beta.
 
 Axes: b batch, t time, d d_model, h heads, k head_dim, n features, p v_dim.
+
+No outside layer was run: the recurrences of linear_transformer, based and rebased are held to fla's; performer is held to its
+features over all pairs and to exact softmax, cosformer to the formula of its paper.
 """
 
 from __future__ import annotations
@@ -243,7 +246,8 @@ class Cosformer(FeatureAttention):
 
 
 class BasedConfig(FeatureAttentionConfig):
-    """The linear half of Based: the second order Taylor series of the softmax kernel. Its windows are layers of their own."""
+    """Based's linear attention, by the second order Taylor series of the softmax kernel. Its windows are
+    layers of their own."""
 
     type: Literal["based"] = "based"
     source: ClassVar[str] = "https://arxiv.org/abs/2402.18668"

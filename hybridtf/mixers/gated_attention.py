@@ -20,7 +20,7 @@ from hybridtf.nn import HeadsConfig, HeadsMixer, RMSNormConfig, RopeConfig
 
 
 class GatedAttentionConfig(HeadsConfig):
-    """Grouped attention with an output gate for each channel, normed queries and keys, partial rotary positions."""
+    """Qwen3-Next's attention: an output gate for each channel, normed queries and keys, partial rotary positions."""
 
     type: Literal["gated_attention"] = "gated_attention"
     source: ClassVar[str] = "https://arxiv.org/abs/2505.06708"

@@ -20,7 +20,7 @@ from hybridtf.nn import ShortConv
 
 
 class GatedShortConvConfig(SequenceMixerConfig):
-    """LFM2's convolution; the defaults are its published ones."""
+    """LFM2's short convolution between two products with gates. The defaults are its published ones."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2511.23404"
 

@@ -6,6 +6,9 @@
 The norm is over each head's channels, with one weight for all heads.
 
 Axes: b batch, t time, d d_model, h heads, g kv heads, k key width of a head, v value width of a head.
+
+No outside layer was run (it needs a GPU): the recurrence is held to fla's plain loop, and what is around it is spelled out in
+the tests.
 """
 
 from __future__ import annotations
@@ -27,11 +30,12 @@ from hybridtf.core import (
     State,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GatedRMSNorm, RMSNorm, ShortConvs, accumulation_dtype
+from hybridtf.nn import GatedRMSNorm, RMSNorm, ShortConvs, accumulation_dtype, head_width
+from hybridtf.nn.bottleneck import Bottleneck
 
 
 class GLAConfig(SequenceMixerConfig):
-    """Gated Linear Attention."""
+    """Gated Linear Attention: each key channel of the state forgets at a rate that the token gives."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2312.06635"
 
@@ -43,13 +47,13 @@ class GLAConfig(SequenceMixerConfig):
     """Width of all heads' queries, in d_model."""
     expand_v: float = Field(default=1.0, gt=0)
     """Width of all heads' outputs, in d_model."""
-    gate_rank: int = Field(default=16, gt=0)
+    decay_rank: int = Field(default=16, gt=0)
     """Of the two matrices that make the logits of the decay."""
     gate_normaliser: float = Field(default=16.0, gt=0)
     """The root that is taken of the gate: 16 lets a state live for long."""
     output_gate: bool = True
-    d_conv: int | None = Field(default=None, gt=0)
-    """Width of short convolutions (with silu) on queries, keys and values, a variant of the published code. None: without."""
+    d_conv: int = Field(default=0, ge=0, examples=[4])
+    """Taps of short convolutions (with silu) on queries, keys and values, a variant of the published code; 0: none."""
     eps: float = Field(default=1e-5, gt=0)
     chunk_size: int = Field(default=64, gt=0)
     kernel: str = "auto"
@@ -68,7 +72,7 @@ class GLAConfig(SequenceMixerConfig):
 
     @classmethod
     def tiny(cls) -> Self:
-        return cls(n_heads=2, gate_rank=3, chunk_size=4)
+        return cls(n_heads=2, decay_rank=3, chunk_size=4)
 
     def build(self, ctx: BuildContext) -> GLA:
         return GLA(self, ctx)
@@ -81,16 +85,12 @@ class GLA(RecurrentMixer):
         super().__init__()
         self.config = config
         heads, states = config.n_heads, config.states
-        widths = {"expand_k": ctx.d_model * config.expand_k, "expand_v": ctx.d_model * config.expand_v}
-        for name, width in widths.items():
-            if width != round(width) or round(width) % heads:
-                raise ctx.error(f"{name} * d_model = {width:g} does not divide into n_heads = {heads} heads")
-        self.key_dim, self.v_dim = (round(width) // heads for width in widths.values())
+        self.key_dim = head_width(ctx, heads, expand_k=config.expand_k)
+        self.v_dim = head_width(ctx, heads, expand_v=config.expand_v)
         self.q_proj = nn.Linear(ctx.d_model, heads * self.key_dim, bias=False, **ctx.factory)
         self.k_proj = nn.Linear(ctx.d_model, states * self.key_dim, bias=False, **ctx.factory)
         self.v_proj = nn.Linear(ctx.d_model, states * self.v_dim, bias=False, **ctx.factory)
-        self.decay_down_proj = nn.Linear(ctx.d_model, config.gate_rank, bias=False, **ctx.factory)
-        self.decay_up_proj = nn.Linear(config.gate_rank, states * self.key_dim, bias=True, **ctx.factory)
+        self.decay_proj = Bottleneck(ctx.child("decay_proj"), config.decay_rank, states * self.key_dim, bias=True)
         inner = heads * self.v_dim
         self.gate_proj = nn.Linear(ctx.d_model, inner, bias=False, **ctx.factory) if config.output_gate else None
         self.norm: GatedRMSNorm | RMSNorm = RMSNorm(ctx.child("norm", d_model=self.v_dim), config.eps)
@@ -98,10 +98,10 @@ class GLA(RecurrentMixer):
             place = ctx.child("norm", d_model=inner)
             self.norm = GatedRMSNorm(place, n_groups=heads, eps=config.eps, norm_first=True, shared_weight=True)
         self.out_proj = nn.Linear(inner, ctx.d_model, bias=False, **ctx.factory)
-        self.convs = None
-        if config.d_conv is not None:
+        self.conv = None
+        if config.d_conv:
             channels = {"q": heads * self.key_dim, "k": states * self.key_dim, "v": states * self.v_dim}
-            self.convs = ShortConvs(ctx.child("convs"), channels, config.d_conv, kernel=config.conv_kernel)
+            self.conv = ShortConvs(ctx.child("conv"), channels, config.d_conv, kernel=config.conv_kernel)
         sizes = {"n_heads": heads, "n_groups": states, "head_dim": self.key_dim, "v_dim": self.v_dim}
         self.gla = ctx.bind_kernel("gla", config.kernel, sizes=sizes)
 
@@ -112,7 +112,7 @@ class GLA(RecurrentMixer):
         shapes = {"S": (self.config.states, self.key_dim, self.v_dim)}
         dtype = accumulation_dtype(self.gla.dtype)
         memory: dict[str, State] = {"gla": Fixed.empty(batch_size, shapes, dtype=dtype, device=self.gla.device)}
-        return memory if self.convs is None else {**memory, "convs": self.convs.init_state(batch_size)}
+        return memory if self.conv is None else {**memory, "conv": self.conv.init_state(batch_size)}
 
     def mix(
         self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
@@ -120,10 +120,10 @@ class GLA(RecurrentMixer):
         config = self.config
         given = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
         windows = None
-        if self.convs is not None:
-            given, windows = self.convs(given, segments, None if state is None else state["convs"])
+        if self.conv is not None:
+            given, windows = self.conv(given, segments, None if state is None else state["conv"])
         q = given["q"].unflatten(-1, (config.n_heads, -1)) * self.key_dim**-0.5
-        k, v, gate = (y.unflatten(-1, (config.states, -1)) for y in (given["k"], given["v"], self._decay_logits(x)))
+        k, v, gate = (y.unflatten(-1, (config.states, -1)) for y in (given["k"], given["v"], self.decay_proj(x)))
         log_a = F.logsigmoid(gate.to(accumulation_dtype(gate.dtype))) / config.gate_normaliser  # [b, t, g, k]
         y, S = self.gla(
             q, k, v, log_a, initial_state=None if state is None else state["gla"]["S"], segments=segments,
@@ -136,8 +136,4 @@ class GLA(RecurrentMixer):
         if state is None:
             return out, None
         after = {"gla": state["gla"].advance({"S": S}, segments, x.shape[1])}
-        return out, after if windows is None else {**after, "convs": windows}
-
-    def _decay_logits(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.decay_up_proj(self.decay_down_proj(x))
-        return logits
+        return out, after if windows is None else {**after, "conv": windows}

@@ -7,6 +7,9 @@
 Two passes of the op ``gla`` with a softmax over slots between them. The norm is over all heads' channels together.
 
 Axes: b batch, t time, d d_model, h heads, g kv heads, k key width of a head, m slots, v value width of a head.
+
+No outside layer was run (it needs a GPU): the recurrence is held to fla's plain loop, and what is around it is spelled out in
+the tests.
 """
 
 from __future__ import annotations
@@ -29,11 +32,11 @@ from hybridtf.core import (
     State,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import RMSNorm, ShortConvs, accumulation_dtype
+from hybridtf.nn import RMSNorm, ShortConvs, accumulation_dtype, head_width
 
 
 class GSAConfig(SequenceMixerConfig):
-    """Gated Slot Attention."""
+    """Gated Slot Attention: softmax attention to a fixed number of slots that forget."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2409.07146"
 
@@ -49,8 +52,8 @@ class GSAConfig(SequenceMixerConfig):
     """Of each kv head."""
     gate_normaliser: float = Field(default=8.0, gt=0)
     """The root that is taken of the gate: 8 lets a slot live for long."""
-    d_conv: int | None = Field(default=None, gt=0)
-    """Width of short convolutions (with silu) on queries, keys and values, a variant of the published code. None: without."""
+    d_conv: int = Field(default=0, ge=0, examples=[4])
+    """Taps of short convolutions (with silu) on queries, keys and values, a variant of the published code; 0: none."""
     eps: float = Field(default=1e-5, gt=0)
     chunk_size: int = Field(default=64, gt=0)
     kernel: str = "auto"
@@ -82,21 +85,18 @@ class GSA(RecurrentMixer):
         super().__init__()
         self.config = config
         heads, states, slots = config.n_heads, config.states, config.n_slots
-        widths = {"expand_k": ctx.d_model * config.expand_k, "expand_v": ctx.d_model * config.expand_v}
-        for name, width in widths.items():
-            if width != round(width) or round(width) % heads:
-                raise ctx.error(f"{name} * d_model = {width:g} does not divide into n_heads = {heads} heads")
-        self.key_dim, self.v_dim = (round(width) // heads for width in widths.values())
+        self.key_dim = head_width(ctx, heads, expand_k=config.expand_k)
+        self.v_dim = head_width(ctx, heads, expand_v=config.expand_v)
         self.q_proj = nn.Linear(ctx.d_model, heads * self.key_dim, bias=False, **ctx.factory)
         self.k_proj = nn.Linear(ctx.d_model, states * self.key_dim, bias=False, **ctx.factory)
         self.v_proj = nn.Linear(ctx.d_model, states * self.v_dim, bias=False, **ctx.factory)
         self.f_proj = nn.Linear(ctx.d_model, states * slots, bias=False, **ctx.factory)
         self.norm = RMSNorm(ctx.child("norm", d_model=heads * self.v_dim), config.eps)
         self.out_proj = nn.Linear(heads * self.v_dim, ctx.d_model, bias=False, **ctx.factory)
-        self.convs = None
-        if config.d_conv is not None:
+        self.conv = None
+        if config.d_conv:
             channels = {"q": heads * self.key_dim, "k": states * self.key_dim, "v": states * self.v_dim}
-            self.convs = ShortConvs(ctx.child("convs"), channels, config.d_conv, kernel=config.conv_kernel)
+            self.conv = ShortConvs(ctx.child("conv"), channels, config.d_conv, kernel=config.conv_kernel)
         shared = {"n_heads": heads, "n_groups": states}
         self.write = ctx.bind_kernel("gla", config.kernel, sizes={**shared, "head_dim": self.key_dim, "v_dim": slots})
         self.read = ctx.bind_kernel("gla", config.kernel, sizes={**shared, "head_dim": slots, "v_dim": self.v_dim})
@@ -109,7 +109,7 @@ class GSA(RecurrentMixer):
         shapes = {"K": (states, self.key_dim, slots), "V": (states, slots, self.v_dim)}
         dtype = accumulation_dtype(self.read.dtype)
         memory: dict[str, State] = {"slots": Fixed.empty(batch_size, shapes, dtype=dtype, device=self.read.device)}
-        return memory if self.convs is None else {**memory, "convs": self.convs.init_state(batch_size)}
+        return memory if self.conv is None else {**memory, "conv": self.conv.init_state(batch_size)}
 
     def mix(
         self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
@@ -117,8 +117,8 @@ class GSA(RecurrentMixer):
         config = self.config
         given = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
         windows = None
-        if self.convs is not None:
-            given, windows = self.convs(given, segments, None if state is None else state["convs"])
+        if self.conv is not None:
+            given, windows = self.conv(given, segments, None if state is None else state["conv"])
         q = F.silu(given["q"]).unflatten(-1, (config.n_heads, -1))
         k, v = (F.silu(given[name]).unflatten(-1, (config.states, -1)) for name in ("k", "v"))
         f = self.f_proj(x).unflatten(-1, (config.states, -1))
@@ -128,7 +128,7 @@ class GSA(RecurrentMixer):
         if state is None:
             return out, None
         after = {"slots": state["slots"].advance(memory, segments, x.shape[1])}
-        return out, after if windows is None else {**after, "convs": windows}
+        return out, after if windows is None else {**after, "conv": windows}
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, segments: Segments | None, memory: State | None

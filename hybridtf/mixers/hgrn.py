@@ -2,12 +2,15 @@
 (https://arxiv.org/abs/2311.04823), real-valued as flash-linear-attention has it.
 
     a = bound + (1 - bound) sigmoid(f_proj(x));  u = (1 - a) silu(i_proj(x));  h_t = a_t h_{t-1} + u_t
-    y = out_proj(norm(h) * silu(g_proj(x)))
+    y = out_proj(norm(h) * silu(gate_proj(x)))
 
 The paper's state is complex, with a fixed phase for each channel; the published models and HGRN2 have the real one. The bounds
 of all such layers of a stack are one table, see :class:`~hybridtf.nn.LowerBounds`; the first layer's are 0.
 
 Axes: b batch, t time, d d_model, c channels of the recurrence.
+
+No outside layer was run (it needs a GPU): the recurrence is held to fla's plain loop, and what is around it is spelled out in
+the tests.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from hybridtf.nn import GatedRMSNorm, LowerBounds, Scan, ShortConvs, log_forget
 
 
 class HGRNConfig(SequenceMixerConfig):
-    """HGRN; the defaults are flash-linear-attention's."""
+    """HGRN: an elementwise recurrence whose forget gates have lower bounds that rise with depth. The defaults are those of
+    flash-linear-attention."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2311.04823"
 
@@ -56,7 +60,7 @@ class HGRN(RecurrentMixer):
         self.config, width = config, round(config.expand * ctx.d_model)
         if width < 1:
             raise ctx.error(f"expand * d_model = {config.expand * ctx.d_model} leaves no channels")
-        self.i_proj, self.f_proj, self.g_proj = (nn.Linear(ctx.d_model, width, bias=False, **ctx.factory) for _ in range(3))
+        self.i_proj, self.f_proj, self.gate_proj = (nn.Linear(ctx.d_model, width, bias=False, **ctx.factory) for _ in range(3))
         inner = ctx.child("inner", d_model=width)
         self.conv = None
         if config.d_conv:
@@ -71,6 +75,11 @@ class HGRN(RecurrentMixer):
 
     def param_specs(self) -> dict[str, ParamSpec]:
         return {"out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)}
+
+    def unread(self, edges: frozenset[str]) -> None:
+        if self.bounds is not None:
+            self.bounds.unread(edges)
+            self.writes = self.bounds.writes
 
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         rnn = self.scan.init_state(batch_size)
@@ -87,6 +96,6 @@ class HGRN(RecurrentMixer):
         log_a = log_forget(given["f"], bound)
         u = F.silu(given["i"].to(log_a.dtype)) * -torch.expm1(log_a)
         h, after["rnn"] = self.scan(u, segments, None if state is None else state["rnn"], log_a=log_a)
-        y = self.out_proj(self.norm(h, self.g_proj(x)))
+        y = self.out_proj(self.norm(h, self.gate_proj(x)))
         out = (y, None if state is None else after)
         return (*out, Extras(written)) if self.extra_results() else out

@@ -7,7 +7,10 @@ The norm is over all heads' channels together; before it the published code divi
 bound rises with depth, by one parameter for the whole stack: the first HGRN2 layer owns it, has the bound 0, and writes an
 edge for each later layer (:class:`~hybridtf.nn.LowerBounds`). A layer used alone, or the only one of a stack, has the bound 0.
 
-Axes: b batch, t time, d d_model, h heads, k key width of a head (``expand_ratio``), v value width, the same.
+Axes: b batch, t time, d d_model, h heads, k key width of a head, v value width, the same.
+
+No outside layer was run (it needs a GPU): the recurrence is held to fla's plain loop, and what is around it is spelled out in
+the tests.
 """
 
 from __future__ import annotations
@@ -35,17 +38,17 @@ from hybridtf.nn import LowerBounds, RMSNorm, ShortConvs, accumulation_dtype, lo
 
 
 class HGRN2Config(SequenceMixerConfig):
-    """HGRN2, with d_model / expand_ratio heads."""
+    """HGRN2: matrix states whose forget gates have lower bounds that rise with depth; d_model / head_dim heads."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2404.07904"
 
     type: Literal["hgrn2"] = "hgrn2"
-    expand_ratio: int = Field(default=128, gt=0)
-    """Rows of the state for each channel of the recurrence: the key width of a head. Must divide d_model."""
+    head_dim: int = Field(default=128, gt=0)
+    """Key and value width of a head, the paper's expand_ratio: rows of the state for each channel. Must divide d_model."""
     lower_bound: bool = True
     """Forget gates have a lower bound that rises with depth. False: 0 everywhere."""
-    d_conv: int | None = Field(default=None, gt=0)
-    """Width of short convolutions on queries, gates and inputs, a variant of the published code. None: without."""
+    d_conv: int = Field(default=0, ge=0, examples=[4])
+    """Taps of short convolutions on queries, gates and inputs, without an activation; 0: none."""
     eps: float = Field(default=1e-5, gt=0)
     chunk_size: int = Field(default=64, gt=0)
     kernel: str = "auto"
@@ -53,7 +56,7 @@ class HGRN2Config(SequenceMixerConfig):
 
     @classmethod
     def tiny(cls) -> Self:
-        return cls(expand_ratio=4, chunk_size=4)
+        return cls(head_dim=4, chunk_size=4)
 
     def build(self, ctx: BuildContext) -> HGRN2:
         return HGRN2(self, ctx)
@@ -65,9 +68,9 @@ class HGRN2(RecurrentMixer):
     def __init__(self, config: HGRN2Config, ctx: BuildContext) -> None:
         super().__init__()
         self.config = config
-        width, d = config.expand_ratio, ctx.d_model
+        width, d = config.head_dim, ctx.d_model
         if d % width:
-            raise ctx.error(f"d_model = {d} is not divisible by expand_ratio = {width}")
+            raise ctx.error(f"d_model = {d} is not divisible by head_dim = {width}")
         self.n_heads = d // width
         self.q_proj, self.f_proj, self.i_proj, self.out_proj = (
             nn.Linear(d, d, bias=False, **ctx.factory) for _ in range(4)
@@ -76,11 +79,11 @@ class HGRN2(RecurrentMixer):
         if self.bounds is not None:
             self.reads, self.writes = self.bounds.reads, self.bounds.writes
         self.norm = RMSNorm(ctx.child("norm"), config.eps)
-        self.convs = None
-        if config.d_conv is not None:
+        self.conv = None
+        if config.d_conv:
             channels = dict.fromkeys(("q", "f", "i"), d)
-            place = ctx.child("convs")
-            self.convs = ShortConvs(place, channels, config.d_conv, activation=None, kernel=config.conv_kernel)
+            place = ctx.child("conv")
+            self.conv = ShortConvs(place, channels, config.d_conv, activation=None, kernel=config.conv_kernel)
         sizes = {"n_heads": self.n_heads, "n_groups": self.n_heads, "head_dim": width, "v_dim": width}
         self.gla = ctx.bind_kernel("gla", config.kernel, sizes=sizes)
 
@@ -93,22 +96,22 @@ class HGRN2(RecurrentMixer):
             self.writes = self.bounds.writes
 
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
-        shapes = {"S": (self.n_heads, self.config.expand_ratio, self.config.expand_ratio)}
+        shapes = {"S": (self.n_heads, self.config.head_dim, self.config.head_dim)}
         dtype = accumulation_dtype(self.gla.dtype)
         memory: dict[str, State] = {"gla": Fixed.empty(batch_size, shapes, dtype=dtype, device=self.gla.device)}
-        return memory if self.convs is None else {**memory, "convs": self.convs.init_state(batch_size)}
+        return memory if self.conv is None else {**memory, "conv": self.conv.init_state(batch_size)}
 
     def mix(
         self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
     ) -> tuple[Any, ...]:
         given = {"q": self.q_proj(x), "f": self.f_proj(x), "i": self.i_proj(x)}
         windows = None
-        if self.convs is not None:
-            given, windows = self.convs(given, segments, None if state is None else state["convs"])
+        if self.conv is not None:
+            given, windows = self.conv(given, segments, None if state is None else state["conv"])
         bound, written = (None, {}) if self.bounds is None else self.bounds(x, edges)
         log_f = log_forget(given["f"], bound)
         k = -torch.expm1(log_f)
-        q = F.silu(given["q"]) * self.config.expand_ratio**-0.5
+        q = F.silu(given["q"]) * self.config.head_dim**-0.5
         q, k, v, log_f = (y.unflatten(-1, (self.n_heads, -1)) for y in (q, k.to(q.dtype), given["i"], log_f))
         y, S = self.gla(
             q, k, v, log_f, initial_state=None if state is None else state["gla"]["S"], segments=segments,
@@ -118,5 +121,5 @@ class HGRN2(RecurrentMixer):
         after = None
         if state is not None:
             after = {"gla": state["gla"].advance({"S": S}, segments, x.shape[1])}
-            after |= {} if windows is None else {"convs": windows}
+            after |= {} if windows is None else {"conv": windows}
         return (out, after, Extras(written)) if self.writes else (out, after)

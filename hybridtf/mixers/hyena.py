@@ -6,10 +6,11 @@
 
 :class:`~hybridtf.nn.ImplicitFilter` gives the filters w_i. They are functions of the place over ``max_seq_len``: a document
 that is longer is refused. The state grows: it holds what each long convolution has been given. A whole sequence takes time
-n log^2 n, a decode step time in proportion to the tokens so far: that many taps are computed and summed over. No reference
-beyond the formulas was run: the published operator needs its own packages.
+n log^2 n, a decode step time in proportion to the tokens so far: that many taps are computed and summed over.
 
 Axes: b batch, t time, d d_model.
+
+No outside reference was run: the published operator needs packages of its own. The tests write it anew with torch's FFT.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from hybridtf.nn import ImplicitFilter, ShortConv, token_positions
 
 
 class HyenaConfig(SequenceMixerConfig):
-    """Hyena; the defaults are the published operator's."""
+    """Hyena: multiplications and implicit long convolutions in turn. The defaults are the published operator's."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2302.10866"
 

@@ -9,8 +9,10 @@ that ``Segments.global_tokens`` names. Positions are the stem's business (learne
 The causal variant is ours: every view is clipped to the past, so that a global token sees only what came before it, and is
 seen only by what comes after.
 
-Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim. The form that looks both ways is held against transformers.
-No outside reference was run of the causal variant: the tests hold it against a dense mask.
+Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim.
+
+The form that looks both ways is held against transformers. No outside reference was run of the causal variant: the tests hold
+it against a dense mask.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from hybridtf.ops.block_sparse_attention import Held, SparseRule
 
 
 class LongformerConfig(SparseMixerConfig):
-    """Sliding window attention with global tokens."""
+    """Longformer: sliding window attention with global tokens, which see all and are seen by all."""
 
     type: Literal["longformer"] = "longformer"
     source: ClassVar[str] = "https://arxiv.org/abs/2004.05150"

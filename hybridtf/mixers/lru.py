@@ -7,6 +7,8 @@
 learned, since |lambda| < 1. Normalisation, gelu and gated linear unit around it belong to the block.
 
 Axes: b batch, t time, d d_model, n d_state (complex).
+
+No outside reference was run: the tests hold it against the paper's system, simulated with whole matrices.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from hybridtf.nn import ComplexScan, accumulation_dtype
 
 
 class LRUConfig(SequenceMixerConfig):
-    """The LRU; the ring's defaults are the paper's whole disc."""
+    """The Linear Recurrent Unit: a stable complex diagonal recurrence. The ring's defaults are the paper's whole disc."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2303.06349"
 

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Generator, Tensor, nn
 
 from hybridtf.core import (
@@ -28,11 +28,12 @@ from hybridtf.core import (
     init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import RMSNorm, ShortConv, accumulation_dtype
+from hybridtf.nn import PositiveRange, RMSNorm, ShortConv, accumulation_dtype
 
 
 class MambaConfig(SequenceMixerConfig):
-    """Mamba. The inner width is ``expand * d_model``, or ``d_inner`` where that is given."""
+    """Mamba: a selective state-space model a channel, whose steps, inputs and outputs the token gives. The inner width is
+    ``expand * d_model``, or ``d_inner`` where that is given."""
 
     type: Literal["mamba"] = "mamba"
     source: ClassVar[str] = "https://arxiv.org/abs/2312.00752"
@@ -49,7 +50,7 @@ class MambaConfig(SequenceMixerConfig):
     """An RMS norm on dt (before ``dt_proj``), B and C: with weights as in Jamba, or without as in FalconMamba."""
     eps: float = Field(default=1e-6, gt=0)
     """Of these norms."""
-    dt_range: tuple[float, float] = (0.001, 0.1)
+    dt_range: PositiveRange = (0.001, 0.1)
     """The time steps start log-evenly in this range."""
     dt_floor: float = Field(default=1e-4, gt=0)
     dt_init: Literal["random", "constant"] = "random"
@@ -58,13 +59,6 @@ class MambaConfig(SequenceMixerConfig):
     chunk_size: int = Field(default=64, gt=0)
     kernel: str = "auto"
     conv_kernel: str = "auto"
-
-    @model_validator(mode="after")
-    def _range(self) -> Self:
-        low, high = self.dt_range
-        if not 0 < low <= high:
-            raise ValueError(f"dt_range = {[low, high]} must be two rising positive numbers")
-        return self
 
     @classmethod
     def tiny(cls) -> Self:

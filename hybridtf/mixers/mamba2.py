@@ -7,6 +7,9 @@ log-linear form (https://arxiv.org/abs/2506.04761), which weighs the blocks of t
 Log-linear: S_t is the sum of the states S_t^l of blocks, and y_t = sum_l softplus(L_l dl_t^l) (S_t^l)^T C_t + D x_t.
 
 Axes: b batch, t time, d d_model, h heads, p head_dim, g groups, n d_state, c conv channels, l levels.
+
+Mamba-2 is held to the layers of transformers. No outside layer was run for the log-linear form: the matrix by which it mixes is
+fla's, and what is around it is spelled out in the tests.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from hybridtf.core import (
     init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GatedRMSNorm, ShortConv, accumulation_dtype
+from hybridtf.nn import GatedRMSNorm, PositiveRange, ShortConv, accumulation_dtype
 
 
 class Mamba2Options(SequenceMixerConfig):
@@ -46,9 +49,9 @@ class Mamba2Options(SequenceMixerConfig):
     conv_bias: bool = True
     bias: bool = False
     """Of ``in_proj`` and ``out_proj``."""
-    a_range: tuple[float, float] = (1.0, 16.0)
+    a_range: PositiveRange = (1.0, 16.0)
     """The decay rates exp(A_log) start evenly in this range."""
-    dt_range: tuple[float, float] = (0.001, 0.1)
+    dt_range: PositiveRange = (0.001, 0.1)
     """The time steps start log-evenly in this range."""
     dt_floor: float = Field(default=1e-4, gt=0)
     dt_limit: tuple[float, float] | None = None
@@ -61,18 +64,16 @@ class Mamba2Options(SequenceMixerConfig):
     conv_kernel: str = "auto"
 
     @model_validator(mode="after")
-    def _ranges(self) -> Self:
-        for name in ("a_range", "dt_range", "dt_limit"):
-            pair = getattr(self, name)
-            if pair is not None and not (0 <= pair[0] <= pair[1] and (name == "dt_limit" or pair[0] > 0)):
-                raise ValueError(f"{name} = {list(pair)} must be two rising positive numbers")
+    def _fits(self) -> Self:
+        if self.dt_limit is not None and not 0 <= self.dt_limit[0] <= self.dt_limit[1]:
+            raise ValueError(f"dt_limit = {list(self.dt_limit)} must be two rising numbers of 0 or more")
         if self.n_heads is not None and self.n_heads % self.n_groups:
             raise ValueError(f"n_heads = {self.n_heads} is not divisible by n_groups = {self.n_groups}")
         return self
 
 
 class Mamba2Config(Mamba2Options):
-    """Mamba-2; see :class:`Mamba2Options`."""
+    """Mamba-2: a matrix state with one decay a head, fed through a short convolution. Options: :class:`Mamba2Options`."""
 
     type: Literal["mamba2"] = "mamba2"
     source: ClassVar[str] = "https://arxiv.org/abs/2405.21060"
@@ -176,8 +177,8 @@ class Mamba2(RecurrentMixer):
 
 
 class LogLinearConfig(Mamba2Options):
-    """Log-linear Mamba-2: the memory of a document of T tokens is log2(T) matrices a head, of the last token, the 1 or 2
-    before it, and so on in a Fenwick tree; each token weighs what it reads of them."""
+    """Log-linear Mamba-2: log2(T) matrix states a head for T tokens, which each token reads with weights of its own. They are
+    of the last token, the 1 or 2 before it, and so on in a Fenwick tree."""
 
     type: Literal["log_linear"] = "log_linear"
     source: ClassVar[str] = "https://arxiv.org/abs/2506.04761"

@@ -10,6 +10,8 @@ log(i / f). The g keeps states positive, which the paper's computation in log sp
 so that ``positive = false`` (the paper's first form, without g) is the same computation. A document starts from h = 0.
 
 Axes: b batch, t time, d d_model, c channels of the recurrence.
+
+No outside reference was run: the tests hold both against the paper's two forms, in log space and token by token.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class _MinimalConfig(SequenceMixerConfig):
 
 
 class MinGRUConfig(_MinimalConfig):
-    """minGRU."""
+    """minGRU: a GRU whose gate and candidate do not see the state, so that time is a scan."""
 
     type: Literal["min_gru"] = "min_gru"
 
@@ -55,7 +57,8 @@ class MinGRUConfig(_MinimalConfig):
 
 
 class MinLSTMConfig(_MinimalConfig):
-    """minLSTM, in its form that does not depend on the length: the two gates sum to 1."""
+    """minLSTM: an LSTM whose gates do not see the state; in the form whose two gates sum to 1, which does not depend on the
+    length."""
 
     type: Literal["min_lstm"] = "min_lstm"
 

@@ -38,9 +38,10 @@ from hybridtf.ops.attention import AttentionMask
 
 
 class MLAConfig(SequenceMixerConfig):
-    """Attention over a low-rank latent of keys and values, with rotary positions on channels of their own.
+    """Multi-head latent attention: keys and values from a held low-rank latent, rotary positions on channels of their own.
 
-    Defaults are DeepSeek-V3's. Held of a token: kv_lora_rank + qk_rope_head_dim numbers.
+    Widths are DeepSeek-V3's; queries are of x itself unless ``q_lora_rank`` is given, as in V2-Lite. Held of a token:
+    kv_lora_rank + qk_rope_head_dim numbers.
     """
 
     type: Literal["mla"] = "mla"

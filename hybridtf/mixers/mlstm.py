@@ -30,11 +30,12 @@ from hybridtf.core import (
     init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import LayerNorm, accumulation_dtype
+from hybridtf.nn import LayerNorm, accumulation_dtype, head_width
 
 
 class MLSTMConfig(SequenceMixerConfig):
-    """The mLSTM layer of xLSTM-7B: no convolution and no projection up (those belong to the block of the first paper).
+    """mLSTM in the layer of xLSTM-7B: a matrix memory with exponential gates. There is no convolution and no projection up
+    (those belong to the block of the first paper).
 
     The gates start independent of the input: what is written at exp(-10), what is kept at sigmoid(3) to sigmoid(6), head
     by head.
@@ -43,11 +44,11 @@ class MLSTMConfig(SequenceMixerConfig):
     type: Literal["mlstm"] = "mlstm"
     source: ClassVar[str] = "https://arxiv.org/abs/2405.04517"
     n_heads: int = Field(default=8, gt=0)
-    qk_dim_factor: float = Field(default=0.5, gt=0)
-    """Width of all queries, as of all keys, over d_model."""
-    v_dim_factor: float = Field(default=1.0, gt=0)
-    """Width of all values over d_model."""
-    gate_soft_cap: float = Field(default=15.0, gt=0)
+    expand_k: float = Field(default=0.5, gt=0)
+    """Width of all heads' queries, as of their keys, in d_model (``qk_dim_factor`` in the published code)."""
+    expand_v: float = Field(default=1.0, gt=0)
+    """Width of all heads' values, in d_model (``v_dim_factor`` there)."""
+    gate_softcap: float = Field(default=15.0, gt=0)
     """Both gates' logarithms stay between its negative and it."""
     eps: float = Field(default=1e-6, ge=0)
     """Added to the denominator."""
@@ -72,10 +73,12 @@ class MLSTM(RecurrentMixer):
     def __init__(self, config: MLSTMConfig, ctx: BuildContext) -> None:
         super().__init__()
         self.config = config
-        self.qk_dim, self.v_dim = (int(ctx.d_model * factor) for factor in (config.qk_dim_factor, config.v_dim_factor))
-        for name, width in (("qk_dim_factor", self.qk_dim), ("v_dim_factor", self.v_dim)):
-            if not width or width % config.n_heads:
-                raise ctx.error(f"{name} * d_model = {width} does not divide into n_heads = {config.n_heads} heads")
+        heads = config.n_heads
+        self.widths = {
+            "d_state": head_width(ctx, heads, expand_k=config.expand_k),
+            "head_dim": head_width(ctx, heads, expand_v=config.expand_v),
+        }
+        self.qk_dim, self.v_dim = (heads * width for width in self.widths.values())
 
         def linear(rows: int, columns: int = ctx.d_model, bias: bool = config.bias) -> nn.Linear:
             return nn.Linear(columns, rows, bias=bias, **ctx.factory)
@@ -87,7 +90,6 @@ class MLSTM(RecurrentMixer):
             ctx.child("norm", d_model=self.v_dim), config.norm_eps, config.bias, n_groups=config.n_heads
         )
         self.out_proj = linear(ctx.d_model, self.v_dim)
-        self.widths = {"d_state": self.qk_dim // config.n_heads, "head_dim": self.v_dim // config.n_heads}
         sizes = {"n_heads": config.n_heads, "n_groups": config.n_heads, **self.widths}
         self.ssd = ctx.bind_kernel("ssd_stabilised", config.kernel, sizes=sizes)
 
@@ -122,7 +124,7 @@ class MLSTM(RecurrentMixer):
 
     def _capped(self, gate: Tensor) -> Tensor:
         """(b t h), in float32 at least."""
-        cap = self.config.gate_soft_cap
+        cap = self.config.gate_softcap
         return cap * torch.tanh(gate.to(accumulation_dtype(gate.dtype)) / cap)
 
 

@@ -1,14 +1,16 @@
 """``moba``: each query and head chooses the blocks of keys that it attends to.
 
     score of block i = q_p . mean of the keys of block i;  y_p = softmax attention over the keys j <= p of p's own block and of
-    the ``topk`` - 1 complete earlier blocks that score highest
+    the ``top_k`` - 1 complete earlier blocks that score highest
 
 Mixture of Block Attention, Lu et al. 2025, https://arxiv.org/abs/2502.13189. The own block is always chosen, and counts in
-``topk``. The choice has no gradient. Blocks count from the document's start. Attention takes t * topk * block_size, the router
-t^2 / block_size.
+``top_k``. The choice has no gradient. Blocks count from the document's start. Attention takes
+t * top_k * block_size, the router t^2 / block_size.
 
-Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim, j blocks. No outside reference was run: the published ones
-need a GPU; the tests hold it against the paper's definition, written query by query.
+Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim, j blocks.
+
+No outside reference was run: the published ones need a GPU; the tests hold it against the paper's definition, written query by
+query.
 """
 
 from __future__ import annotations
@@ -26,18 +28,18 @@ from hybridtf.ops.block_sparse_attention import Held, SparseRule, choose_blocks
 
 
 class MobaConfig(SparseMixerConfig):
-    """Attention to the blocks that a router without parameters chooses."""
+    """Mixture of Block Attention: attention to the blocks that a router without parameters chooses."""
 
     type: Literal["moba"] = "moba"
     source: ClassVar[str] = "https://arxiv.org/abs/2502.13189"
     time_exponent: ClassVar[float] = 2.0
     block_size: int = Field(default=512, gt=0)
-    topk: int = Field(default=3, gt=0, examples=[3])
+    top_k: int = Field(default=3, gt=0, examples=[3])
     """Blocks that a query attends to, its own included."""
 
     @classmethod
     def tiny(cls) -> Self:
-        return cls(n_heads=4, n_kv_heads=2, head_dim=6, block_size=2, topk=2)
+        return cls(n_heads=4, n_kv_heads=2, head_dim=6, block_size=2, top_k=2)
 
     def build(self, ctx: BuildContext) -> Moba:
         return Moba(self, ctx)
@@ -52,7 +54,7 @@ class Moba(SparseMixer):
     def __init__(self, config: MobaConfig, ctx: BuildContext) -> None:
         super().__init__(config, ctx)
         self.causal_only = True
-        self.size, self.topk = config.block_size, config.topk
+        self.size, self.top_k = config.block_size, config.top_k
         self.rule = SparseRule(block=config.block_size)
 
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
@@ -96,7 +98,7 @@ class Moba(SparseMixer):
     def _route(
         self, q: Tensor, held: Held, segments: Segments | None, leaf: Growing | None, new: Tensor, there: Tensor
     ) -> Tensor:
-        """(b t h topk): ids of the chosen blocks, from the mean keys of the state and the ``new`` ones (where ``there``)."""
+        """(b t h top_k): ids of the chosen blocks, from the mean keys of the state and the ``new`` ones (where ``there``)."""
         own = held.places.position // self.size
         if leaf is not None:
             order = torch.argsort((~torch.cat([leaf.valid(), there], 1)).to(torch.int8), dim=1, stable=True)
@@ -109,5 +111,5 @@ class Moba(SparseMixer):
             if leaf is not None:
                 carried = segments.ids == segments.carried[:, None]
                 first = torch.where(carried, 0, (leaf.count[:, None] + earlier - own).clamp(min=0))
-        chosen = choose_blocks(q, new, first, own, self.topk - 1)
+        chosen = choose_blocks(q, new, first, own, self.top_k - 1)
         return torch.cat([own[..., None, None].expand(-1, -1, self.heads, 1), chosen], -1)

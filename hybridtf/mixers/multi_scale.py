@@ -3,10 +3,11 @@
     u_j = mean of x over block j of s tokens;   v = mixer_s(u);   y_t = sum_s g_s v_{floor((t + 1) / s) - 1}
 
 A token reads the last whole block, its own where it ends one, so nothing looks ahead. Clocks of several periods in one layer
-are the clockwork network's (https://arxiv.org/abs/1402.3511); means of blocks in the place of skipped tokens are ours, and
-no outside reference was run.
+are the clockwork network's (https://arxiv.org/abs/1402.3511); means of blocks in the place of skipped tokens are ours.
 
 Axes: b batch, t time, j blocks, d d_model.
+
+No outside reference was run: there is none of this form.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from hybridtf.nn import accumulation_dtype, token_positions
 
 
 class MultiScaleConfig(SequenceMixerConfig):
-    """A mixer at several time scales."""
+    """A mixer at several time scales, each over the means of whole blocks of tokens."""
 
     type: Literal["multi_scale"] = "multi_scale"
     source: ClassVar[str] = "https://arxiv.org/abs/1402.3511"

@@ -3,6 +3,8 @@
     y = sum_i out_scale_i norm_i(mixer_i(in_scale_i x)),   divided by the number of mixers for a mean
 
 Axes: b batch, t time, d d_model.
+
+No outside reference was run: the tests hold it against the same mixers put together by hand.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from hybridtf.core import (
 
 
 class ParallelMixersConfig(SequenceMixerConfig):
-    """Mixers side by side. Falcon-H1 (https://arxiv.org/abs/2507.22448): scales and a sum. Hymba: a norm each and the mean."""
+    """Mixers side by side on one input, their outputs added up. Falcon-H1 (https://arxiv.org/abs/2507.22448): scales and a
+    sum. Hymba: a norm each and the mean."""
 
     type: Literal["parallel"] = "parallel"
     source: ClassVar[str] = "https://arxiv.org/abs/2411.13676"

@@ -9,6 +9,9 @@
   each head.
 
 Axes: b batch, t time, d d_model, h heads, k key width, p value width.
+
+lightning_attention is held to the layer of transformers. No outside layer was run for retnet and simple_gla: their recurrences
+are held to fla's, and what is around them is spelled out in the tests.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ def rotation(ctx: BuildContext, width: int, theta: float) -> QueryKeyPosition:
 
 
 class RetNetConfig(SequenceMixerConfig):
-    """Multi-scale retention, with a swish gate."""
+    """RetNet: multi-scale retention, linear attention with a fixed decay a head, rotation and a swish gate."""
 
     type: Literal["retnet"] = "retnet"
     source: ClassVar[str] = "https://arxiv.org/abs/2307.08621"
@@ -80,7 +83,7 @@ class RetNet(LinearHeads):
 
     def __init__(self, config: RetNetConfig, ctx: BuildContext) -> None:
         heads = config.n_heads
-        k_dim, v_dim = head_width(ctx, heads), head_width(ctx, heads, config.expand_v * ctx.d_model)
+        k_dim, v_dim = head_width(ctx, heads), head_width(ctx, heads, expand_v=config.expand_v)
         super().__init__(
             ctx, n_heads=heads, k_dim=k_dim, v_dim=v_dim, chunk_size=config.chunk_size, kernel=config.kernel
         )
@@ -106,7 +109,8 @@ class RetNet(LinearHeads):
 
 
 class LightningAttentionConfig(SequenceMixerConfig):
-    """Lightning attention as in MiniMax-01. Defaults are those of MiniMax-Text-01."""
+    """Lightning attention as in MiniMax-01: linear attention with fixed decays by head and layer, and a gated norm. Defaults
+    are those of MiniMax-Text-01."""
 
     type: Literal["lightning_attention"] = "lightning_attention"
     source: ClassVar[str] = "https://arxiv.org/abs/2501.08313"
@@ -142,7 +146,7 @@ class LightningAttention(LinearHeads):
         self.output_norm = GatedRMSNorm(place, n_groups=1, eps=config.eps, norm_first=True, activation="sigmoid")
         self.slopes = Alibi(8.0)
         # The published small numbers, which keep the quotient defined for one layer and the last layer's decay above 0.
-        self.depth_factor = 1 - ctx.layer_idx / (ctx.n_layers - 1 + 1e-5) + 1e-5
+        self.depth_factor = 1 - ctx.layer_idx / (max(ctx.n_layers, ctx.layer_idx + 1) - 1 + 1e-5) + 1e-5
 
     def mix(
         self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
@@ -160,7 +164,8 @@ class LightningAttention(LinearHeads):
 
 
 class SimpleGLAConfig(SequenceMixerConfig):
-    """Gated linear attention with one gate a head that the input gives. Gated RetNet is ``rotary`` without ``short_conv``."""
+    """Simple GLA: linear attention with one decay a head that the token gives, and short convolutions. Gated RetNet is
+    ``rotary`` with ``d_conv`` = 0."""
 
     type: Literal["simple_gla"] = "simple_gla"
     source: ClassVar[str] = "https://arxiv.org/abs/2405.05254"
@@ -168,11 +173,10 @@ class SimpleGLAConfig(SequenceMixerConfig):
     expand_k: float = Field(default=1.0, gt=0)
     """Width of all heads' keys together, in units of d_model."""
     expand_v: float = Field(default=1.0, gt=0)
-    gate_logit_normalizer: float = Field(default=16.0, gt=0)
+    gate_normaliser: float = Field(default=16.0, gt=0)
     """The root that is taken of the sigmoid: the larger, the slower the head forgets."""
-    short_conv: bool = True
-    """A causal convolution and silu on queries, keys and values."""
-    d_conv: int = Field(default=4, gt=0)
+    d_conv: int = Field(default=4, ge=0)
+    """Taps of short convolutions (with silu) on queries, keys and values; 0: none."""
     conv_bias: bool = False
     rotary: bool = False
     """Turn queries and keys by position."""
@@ -195,12 +199,12 @@ class SimpleGLA(LinearHeads):
 
     def __init__(self, config: SimpleGLAConfig, ctx: BuildContext) -> None:
         heads = config.n_heads
-        k_dim, v_dim = (head_width(ctx, heads, expand * ctx.d_model) for expand in (config.expand_k, config.expand_v))
+        k_dim, v_dim = head_width(ctx, heads, expand_k=config.expand_k), head_width(ctx, heads, expand_v=config.expand_v)
         super().__init__(
             ctx, n_heads=heads, k_dim=k_dim, v_dim=v_dim, chunk_size=config.chunk_size, kernel=config.kernel
         )
         self.config = config
-        self.root = config.gate_logit_normalizer
+        self.root = config.gate_normaliser
         self.decay_proj = nn.Linear(ctx.d_model, heads, **ctx.factory)
         self.gate_proj = nn.Linear(ctx.d_model, heads * v_dim, bias=False, **ctx.factory)
         self.output_norm = GatedRMSNorm(
@@ -208,25 +212,25 @@ class SimpleGLA(LinearHeads):
             shared_weight=True,
         )
         self.position = rotation(ctx, k_dim, 10000.0) if config.rotary else None
-        self.convs = None
-        if config.short_conv:
+        self.conv = None
+        if config.d_conv:
             widths = {"q": heads * k_dim, "k": heads * k_dim, "v": heads * v_dim}
-            self.convs = ShortConvs(
-                ctx.child("convs"), widths, config.d_conv, bias=config.conv_bias, kernel=config.conv_kernel
+            self.conv = ShortConvs(
+                ctx.child("conv"), widths, config.d_conv, bias=config.conv_bias, kernel=config.conv_kernel
             )
 
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         heads = super().init_state(batch_size, max_len)
-        return {"heads": heads, **({} if self.convs is None else {"convs": self.convs.init_state(batch_size)})}
+        return {"heads": heads, **({} if self.conv is None else {"conv": self.conv.init_state(batch_size)})}
 
     def mix(
         self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
     ) -> tuple[Tensor, State | None]:
         given = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
         after = {}
-        if self.convs is not None:
-            given, convs = self.convs(given, segments, None if state is None else state["convs"])
-            after["convs"] = convs
+        if self.conv is not None:
+            given, convs = self.conv(given, segments, None if state is None else state["conv"])
+            after["conv"] = convs
         out, heads = self.remember(**given, x=x, segments=segments, state=None if state is None else state["heads"])
         return out, None if state is None else {"heads": heads, **after}
 

@@ -60,7 +60,7 @@ class _RecurrenceConfig(SequenceMixerConfig):
 
 
 class RGLRUConfig(_RecurrenceConfig):
-    """The RG-LRU between an input and an output projection."""
+    """RG-LRU: Griffin's gated diagonal recurrence, between an input and an output projection."""
 
     type: Literal["rg_lru"] = "rg_lru"
     source: ClassVar[str] = "https://arxiv.org/abs/2402.19427"
@@ -76,7 +76,7 @@ class RGLRUConfig(_RecurrenceConfig):
 
 
 class GriffinRecurrentConfig(_RecurrenceConfig):
-    """Griffin's recurrent block; its defaults are RecurrentGemma's."""
+    """Griffin's recurrent block: the RG-LRU behind a short convolution, gated. Its defaults are RecurrentGemma's."""
 
     type: Literal["griffin_recurrent"] = "griffin_recurrent"
     source: ClassVar[str] = "https://arxiv.org/abs/2402.19427"

@@ -32,7 +32,7 @@ from hybridtf.nn.ramps import depth, pattern, ramp
 
 
 class RWKV4Config(SequenceMixerConfig):
-    """RWKV-4's attention-free mixer. Its channel mixer is ``rwkv4_channel``."""
+    """RWKV-4: a decaying mean of values with weights exp(k), gated. Its channel mixer is ``rwkv4_channel``."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2305.13048"
 

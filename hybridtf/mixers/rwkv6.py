@@ -22,7 +22,7 @@ from typing import ClassVar, Literal, Self
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from hybridtf.core import (
     BuildContext,
@@ -35,8 +35,10 @@ from hybridtf.core import (
     State,
     init,
 )
-from hybridtf.core.init import Init, fan_in
+from hybridtf.core.init import fan_in
 from hybridtf.nn import LayerNorm, TokenShift, accumulation_dtype
+from hybridtf.nn.bottleneck import Bottleneck
+from hybridtf.nn.ramps import depth, pattern, ramp
 
 
 class _RWKVConfig(SequenceMixerConfig):
@@ -55,7 +57,7 @@ class _RWKVConfig(SequenceMixerConfig):
 
 
 class RWKV5Config(_RWKVConfig):
-    """RWKV-5.2, Eagle."""
+    """RWKV-5.2 (Eagle): matrix states with a fixed decay a key channel and a bonus for the present token."""
 
     type: Literal["rwkv5"] = "rwkv5"
 
@@ -68,7 +70,7 @@ class RWKV5Config(_RWKVConfig):
 
 
 class RWKV6Config(_RWKVConfig):
-    """RWKV-6, Finch."""
+    """RWKV-6 (Finch): RWKV-5 whose decays and token shifts depend on the token."""
 
     type: Literal["rwkv6"] = "rwkv6"
     mix_rank: int = Field(default=32, gt=0)
@@ -96,7 +98,7 @@ class _RWKV(RecurrentMixer):
         if d % config.head_dim:
             raise ctx.error(f"d_model = {d} is not divisible by head_dim = {config.head_dim}")
         self.n_heads = d // config.head_dim
-        self.layer = (ctx.layer_idx, max(ctx.n_layers, ctx.layer_idx + 1))
+        self.depth = depth(ctx)
         self.shift = TokenShift(ctx.child("shift"), config.conv_kernel)
         self.mu = nn.Parameter(torch.empty(len(self.inputs), d, **ctx.factory))
         self.decay = nn.Parameter(torch.empty(d, **ctx.factory))
@@ -109,10 +111,9 @@ class _RWKV(RecurrentMixer):
         self.gla = ctx.bind_kernel("gla", config.kernel, sizes=sizes)
 
     def param_specs(self) -> dict[str, ParamSpec]:
+        rising, width = self.depth[0], self.decay.numel()
         return {
-            "mu": ParamSpec("state", _mixes(self.inputs, *self.layer), drawn=False),
-            "decay": ParamSpec("state", _decays(*self.layer), drawn=False),
-            "bonus": ParamSpec("state", _bonus(*self.layer), drawn=False),
+            "mu": _mixes(self.inputs, width, *self.depth), "decay": _decays(width, rising), "bonus": _bonus(width, rising),
             "out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True),
         }
 
@@ -174,8 +175,7 @@ class RWKV6(_RWKV):
         self.mu_x = nn.Parameter(torch.empty(d, **ctx.factory))
         self.mix_down_proj = nn.Linear(d, n * rank, bias=False, **ctx.factory)
         self.mix_up = nn.Parameter(torch.empty(n, rank, d, **ctx.factory))
-        self.decay_down_proj = nn.Linear(d, config.decay_rank, bias=False, **ctx.factory)
-        self.decay_up_proj = nn.Linear(config.decay_rank, d, bias=False, **ctx.factory)
+        self.decay_proj = Bottleneck(ctx.child("decay_proj"), config.decay_rank, d, bias=False, between="tanh")
         self.splits = {"mix_down_proj": dict.fromkeys(self.inputs, rank)}
 
     def param_specs(self) -> dict[str, ParamSpec]:
@@ -183,9 +183,9 @@ class RWKV6(_RWKV):
         nothing, little = ParamSpec("matrix", init.constant(0.0)), ParamSpec("matrix", init.uniform(-0.01, 0.01))
         return {
             **super().param_specs(),
-            "mu_x": ParamSpec("state", _mixes(("w",), *self.layer), drawn=False),
+            "mu_x": ramp(self.mu_x.numel(), self.depth[1], falling=True),
             "mix_down_proj.weight": nothing, "mix_up": little,
-            "decay_down_proj.weight": nothing, "decay_up_proj.weight": little,
+            "decay_proj.down_proj.weight": nothing, "decay_proj.up_proj.weight": little,
         }
 
     def mixed(self, x: Tensor, delta: Tensor) -> dict[str, Tensor]:
@@ -196,43 +196,24 @@ class RWKV6(_RWKV):
 
     def log_decay(self, mixed: dict[str, Tensor], like: Tensor) -> Tensor:
         wide = accumulation_dtype(like.dtype)
-        moved = self.decay_up_proj(self.decay_down_proj(mixed["w"]).tanh())
-        return self.log_w(self.decay.to(wide) + moved.to(wide))
+        return self.log_w(self.decay.to(wide) + self.decay_proj(mixed["w"]).to(wide))
 
 
 # -- starts of the published code: patterns over channels that depend on the layer's depth --------------------------
 
 
-def _mixes(inputs: tuple[str, ...], layer: int, n_layers: int) -> Init:
+def _mixes(inputs: tuple[str, ...], width: int, rising: float, falling: float) -> ParamSpec:
     """How much of the token before each input takes: less in high channels, and less in late layers."""
-
-    def fill(tensor: Tensor, generator: Generator) -> None:
-        place = torch.arange(tensor.shape[-1]) / tensor.shape[-1]
-        late, left = layer / max(n_layers - 1, 1), 1 - layer / n_layers
-        for name, row in zip(inputs, tensor.view(len(inputs), -1), strict=True):
-            own = place ** (left * (0.5 if name in "rg" else 1.0))
-            row.copy_(1 - own - (0.3 * late if name == "v" else 0.0))
-
-    return fill
+    powers = torch.tensor([[falling * (0.5 if name in "rg" else 1.0)] for name in inputs])
+    less = torch.tensor([[0.3 * rising if name == "v" else 0.0] for name in inputs])
+    return pattern(lambda i: 1 - (i[:width] / width) ** powers - less)
 
 
-def _decays(layer: int, n_layers: int) -> Init:
+def _decays(width: int, rising: float) -> ParamSpec:
     """log(-log w) from -6, which forgets slowly, to -1."""
-
-    def fill(tensor: Tensor, generator: Generator) -> None:
-        place = torch.linspace(0, 1, tensor.numel())
-        tensor.copy_(-6 + 5 * place ** (0.7 + 1.3 * layer / max(n_layers - 1, 1)))
-
-    return fill
+    return pattern(lambda i: -6 + 5 * (i / max(width - 1, 1)) ** (0.7 + 1.3 * rising))
 
 
-def _bonus(layer: int, n_layers: int) -> Init:
+def _bonus(width: int, rising: float) -> ParamSpec:
     """Falling over channels, the more the later the layer; and a pattern of three."""
-
-    def fill(tensor: Tensor, generator: Generator) -> None:
-        n = tensor.numel()
-        zigzag = ((torch.arange(n) + 1) % 3 - 1) * 0.1
-        late = layer / max(n_layers - 1, 1)
-        tensor.copy_((late * (1 - torch.linspace(0, 1, n)) + zigzag).view_as(tensor))
-
-    return fill
+    return pattern(lambda i: rising * (1 - i / max(width - 1, 1)) + ((i + 1) % 3 - 1) * 0.1)

@@ -42,8 +42,9 @@ FIRST_VALUES = "rwkv7_first_values"
 
 
 class RWKV7Config(SequenceMixerConfig):
-    """RWKV-7's mixer. Its channel mixer is ``rwkv7_channel``. Ranks that are None follow the published models:
-    the multiples of 32 nearest 1.8, 1.8 and 1.3 times sqrt(d_model) for decay, a and v, and 0.6 d_model^0.8 for the gate."""
+    """RWKV-7: a state that unlearns at one key and learns at another, with a decay a channel. Its channel mixer is
+    ``rwkv7_channel``. Ranks that are None follow the published models: the multiples of 32 nearest 1.8, 1.8 and 1.3 times
+    sqrt(d_model) for decay, a and v, and 0.6 d_model^0.8 for the gate."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2503.14456"
 
@@ -86,7 +87,7 @@ class RWKV7(RecurrentMixer):
         if width % config.head_dim:
             raise ctx.error(f"d_model = {width} is not divisible by head_dim = {config.head_dim}")
         self.n_heads = width // config.head_dim
-        self.depth, self.height = depth(ctx), (ctx.layer_idx + 1) / ctx.n_layers
+        self.depth, self.height = depth(ctx), (ctx.layer_idx + 1) / max(ctx.n_layers, ctx.layer_idx + 1)
         told = config.first_values
         if told == "auto":
             told = "read" if FIRST_VALUES in ctx.edges else "write"

@@ -4,10 +4,12 @@
     m_t = max(log sigmoid(f) + m_{t-1}, i);  keep = exp(log sigmoid(f) + m_{t-1} - m_t);  write = exp(i - m_t)
     c_t = keep c_{t-1} + write tanh(z);  n_t = keep n_{t-1} + write;  h_t = sigmoid(o) c_t / n_t;  out = norm(h)
 
-All matrices are block-diagonal, one block a head; the norm is over each head's channels. A nonlinear recurrence: tokens are
-walked one by one, in a compiled loop (the op ``slstm``).
+A document's first token has m_t = i: nothing is kept there yet. All matrices are block-diagonal, one block a head; the norm is
+over each head's channels. A nonlinear recurrence: tokens are walked one by one, in a compiled loop (the op ``slstm``).
 
 Axes: b batch, t time, d d_model, h heads, p channels of a head.
+
+The tests hold numbers that the published layer gave when it was run once on a CPU, gradients and states among them.
 """
 
 from __future__ import annotations
@@ -32,11 +34,13 @@ from hybridtf.core import (
     init,
 )
 from hybridtf.nn import HeadLinear, LayerNorm, ShortConv, accumulation_dtype
+from hybridtf.nn.ramps import depth
 from hybridtf.ops.slstm import STATES
 
 
 class SLSTMConfig(SequenceMixerConfig):
-    """The sLSTM layer of the published code. Its width is d_model, and it ends in the norm: no projection follows.
+    """sLSTM: scalar memories with exponential gates that see the last output, as the published layer. Its width is d_model,
+    and it ends in the norm: no projection follows.
 
     The recurrent matrix starts at 0. The forget gate's bias starts at 5 for a head's first channel and falls to -7 at its last,
     as 5 - 12 s^(0.3 + 1.3 r) with s from 0 to 1 over the channels and r from 0 to 1 over the layers; other biases at 0.
@@ -78,7 +82,7 @@ class SLSTM(RecurrentMixer):
         if ctx.d_model % heads:
             raise ctx.error(f"d_model = {ctx.d_model} is not divisible by n_heads = {heads}")
         self.head_dim = p = ctx.d_model // heads
-        self.depth = ctx.layer_idx / (ctx.n_layers - 1) if ctx.n_layers > 1 else 0.0
+        self.rising = depth(ctx)[0]
         self.conv = None
         if config.d_conv:
             self.conv = ShortConv(
@@ -103,7 +107,7 @@ class SLSTM(RecurrentMixer):
         p = self.head_dim
         place = torch.arange(p, dtype=torch.float32) / max(p - 1, 1)
         bias.zero_()
-        bias[:, p : 2 * p] = 5.0 - 12.0 * place ** (0.3 + 1.3 * self.depth)
+        bias[:, p : 2 * p] = 5.0 - 12.0 * place ** (0.3 + 1.3 * self.rising)
 
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         shapes = dict.fromkeys(STATES, (self.config.n_heads, self.head_dim))

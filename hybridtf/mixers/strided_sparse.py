@@ -8,8 +8,9 @@ https://arxiv.org/abs/1904.10509, section 4.2. The time of a sequence of length 
 t^2 * summary / stride), so t^1.5 where the stride is chosen near sqrt(t), as the paper does. Blocks and positions count from
 the document's start.
 
-Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim. No outside reference was run: the tests hold it against
-the paper's sets, written as dense masks.
+Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim.
+
+No outside reference was run: the tests hold it against the paper's sets, written as dense masks.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from hybridtf.ops.block_sparse_attention import SparseRule
 
 
 class StridedSparseConfig(SparseMixerConfig):
-    """Attention to the near tokens and to a fixed selection of the far ones."""
+    """The Sparse Transformer's attention: to the near tokens and to a fixed selection of the far ones."""
 
     type: Literal["strided_sparse"] = "strided_sparse"
     source: ClassVar[str] = "https://arxiv.org/abs/1904.10509"

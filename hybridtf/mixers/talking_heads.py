@@ -24,7 +24,7 @@ from hybridtf.ops.attention import AttentionMask
 
 
 class TalkingHeadsConfig(HeadsConfig):
-    """Attention whose heads talk before the softmax, after it, or both."""
+    """Talking-heads attention: heads mix their scores before the softmax, their weights after it, or both."""
 
     type: Literal["talking_heads"] = "talking_heads"
     source: ClassVar[str] = "https://arxiv.org/abs/2003.02436"

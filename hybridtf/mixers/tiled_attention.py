@@ -17,7 +17,7 @@ from hybridtf.nn import HeadsConfig, HeadsMixer
 
 
 class TiledAttentionConfig(HeadsConfig):
-    """Attention by the readable form of FlashAttention."""
+    """Softmax attention by the readable form of FlashAttention, to be read and not to train with."""
 
     type: Literal["tiled_attention"] = "tiled_attention"
     source: ClassVar[str] = "https://arxiv.org/abs/2205.14135"

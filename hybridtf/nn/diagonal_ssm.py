@@ -65,7 +65,7 @@ def diagonal_start(kind: DiagonalInit, n: int) -> tuple[Tensor, Tensor]:
     return torch.full_like(imag, -0.5), imag
 
 
-def pattern(values: Callable[[], Tensor]) -> init.Init:
+def filled_with(values: Callable[[], Tensor]) -> init.Init:
     """Fills with what ``values()`` gives, repeated over leading axes."""
 
     def fill(tensor: Tensor, generator: Generator) -> None:
@@ -101,8 +101,8 @@ class DiagonalSSM(nn.Module):
         n = self.shape[1]
         return {
             "log_dt": ParamSpec("state", init.uniform(low, high)),
-            "log_A_real": ParamSpec("state", pattern(lambda: diagonal_start(self.start, n)[0].neg().log()), drawn=False),
-            "A_imag": ParamSpec("state", pattern(lambda: diagonal_start(self.start, n)[1]), drawn=False),
+            "log_A_real": ParamSpec("state", filled_with(lambda: diagonal_start(self.start, n)[0].neg().log()), drawn=False),
+            "A_imag": ParamSpec("state", filled_with(lambda: diagonal_start(self.start, n)[1]), drawn=False),
             "C": ParamSpec("state", init.normal(0.5**0.5)),
         }
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, Fixed, ParamSpec, Segments, init
-from hybridtf.nn.diagonal_ssm import divide, multiply, pattern
+from hybridtf.nn.diagonal_ssm import divide, filled_with, multiply
 from hybridtf.nn.hippo import diagonal_hippo
 from hybridtf.nn.norms import accumulation_dtype
 from hybridtf.nn.scan import Pair
@@ -53,10 +53,10 @@ class DPLRSSM(nn.Module):
         n = self.d_state
         return {
             "log_dt": ParamSpec("state", init.uniform(low, high)),
-            "log_A_real": ParamSpec("state", pattern(lambda: diagonal_hippo(n).eigenvalues.real.neg().log()), drawn=False),
-            "A_imag": ParamSpec("state", pattern(lambda: diagonal_hippo(n).eigenvalues.imag), drawn=False),
-            "P": ParamSpec("state", pattern(lambda: torch.view_as_real(diagonal_hippo(n).low_rank)), drawn=False),
-            "B": ParamSpec("state", pattern(lambda: torch.view_as_real(diagonal_hippo(n).b)), drawn=False),
+            "log_A_real": ParamSpec("state", filled_with(lambda: diagonal_hippo(n).eigenvalues.real.neg().log()), drawn=False),
+            "A_imag": ParamSpec("state", filled_with(lambda: diagonal_hippo(n).eigenvalues.imag), drawn=False),
+            "P": ParamSpec("state", filled_with(lambda: torch.view_as_real(diagonal_hippo(n).low_rank)), drawn=False),
+            "B": ParamSpec("state", filled_with(lambda: torch.view_as_real(diagonal_hippo(n).b)), drawn=False),
             "C": ParamSpec("state", init.normal(0.5**0.5)),
         }
 

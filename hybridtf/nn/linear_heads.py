@@ -5,6 +5,7 @@ Axes: b batch, t time, d d_model, h heads, k key width before a map, n key width
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -98,11 +99,17 @@ class LinearHeads(RecurrentMixer):
         return out, None if state is None else state.advance({"S": S, **found.carried}, segments, t)
 
 
-def head_width(ctx: BuildContext, n_heads: int, total: float | None = None) -> int:
-    """The width of each of ``n_heads`` heads of ``total`` channels together; None: of ``ctx.d_model``."""
-    width = ctx.d_model if total is None else round(total)
-    if width % n_heads or not width:
-        raise ctx.error(f"a width of {width} is not divisible by n_heads = {n_heads}")
+def head_width(ctx: BuildContext, n_heads: int, **expand: float) -> int:
+    """The width of each of ``n_heads`` heads that have ``ctx.d_model`` channels together, or so many times that.
+
+    That factor is given by the name of its option, ``expand_v=2.0``. Raises :class:`ConfigError` where it does not divide.
+    """
+    (option, factor), *_ = [*expand.items(), ("", 1.0)]
+    total = ctx.d_model * factor
+    width = round(total)
+    if width % n_heads or not width or not math.isclose(total, width, rel_tol=1e-9):
+        what = f"{option} * d_model" if option else "d_model"
+        raise ctx.error(f"{what} = {total:g} does not divide into n_heads = {n_heads} heads")
     return width // n_heads
 
 

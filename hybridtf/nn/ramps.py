@@ -1,4 +1,4 @@
-"""Starts of RWKV's vectors: patterns over the channels that depend on the layer's place, without chance."""
+"""Starts that depend on the layer's place: patterns over the channels, without chance (RWKV, sLSTM)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from hybridtf.core import BuildContext, Init, ParamSpec, Role
 
 
 def depth(ctx: BuildContext) -> tuple[float, float]:
-    """How deep the layer lies: from 0 (first) to 1 (last), and from 1 (first) to almost 0 (last)."""
-    return ctx.layer_idx / max(ctx.n_layers - 1, 1), 1.0 - ctx.layer_idx / ctx.n_layers
+    """How deep the layer lies: from 0 (first) to 1 (last), and from 1 (first) to almost 0 (last).
+
+    A layer built alone, beyond the layers that its context counts, is the last one.
+    """
+    n_layers = max(ctx.n_layers, ctx.layer_idx + 1)
+    return ctx.layer_idx / max(n_layers - 1, 1), 1.0 - ctx.layer_idx / n_layers
 
 
 def pattern(make: Callable[[Tensor], Tensor], role: Role = "state") -> ParamSpec:

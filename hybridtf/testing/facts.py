@@ -43,7 +43,9 @@ def mixer_facts(config: SequenceMixerConfig) -> MixerFacts:
         state = "growing"
     elif any(isinstance(leaf, Ring) for leaf in found):
         state = "ring"
+    # A window bounds a token's work, in a mixer that looks at every token without one too.
+    exponent = 1.0 if state == "ring" else config.time_exponent
     return MixerFacts(
         source=config.source, ops=tuple(sorted({part.op for part in op_kernels(module)})), state=state,
-        time_exponent=config.time_exponent, combinator=config.combinator, cannot=dict(getattr(module, "cannot", {})),
+        time_exponent=exponent, combinator=config.combinator, cannot=dict(getattr(module, "cannot", {})),
     )

@@ -95,8 +95,8 @@ def kimi_linear():
     config = transformers.KimiLinearConfig(
         hidden_size=D, num_hidden_layers=4, linear_head_dim=4, linear_num_heads=3, rms_norm_eps=1e-4,
     )
-    names = {"gate_proj.0": "g_a_proj", "gate_proj.1": "g_b_proj"}
-    names |= {"decay_proj.0": "forget_gate.f_a_proj", "decay_proj.1": "forget_gate.f_b_proj"}
+    names = {"gate_proj.down_proj": "g_a_proj", "gate_proj.up_proj": "g_b_proj"}
+    names |= {"decay_proj.down_proj": "forget_gate.f_a_proj", "decay_proj.up_proj": "forget_gate.f_b_proj"}
     mixer = KDAConfig(n_heads=3, head_dim=4, eps=1e-4, chunk_size=8)
     return layer_of("kimi_linear", "KimiLinearDeltaAttention", config), mixer, lambda p: of_kda(p, 12, **names)
 

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 
-from hybridtf.core import BuildContext
+from hybridtf.core import BuildContext, RecipeError
 from hybridtf.mixers import EMAConfig
 
 D, F64 = 5, torch.float64
@@ -70,3 +71,8 @@ def test_forgetting_everything_is_finite():
 def test_starts_by_cancelling():
     beta = EMAConfig().build(BuildContext(d_model=64)).beta.detach()
     torch.testing.assert_close(beta.mean(0), torch.tensor([1.0, -1.0] * 8), rtol=0, atol=0.02)
+
+
+def test_a_chunk_that_is_no_power_of_2_is_refused():
+    with pytest.raises(RecipeError, match="chunk_size: 12 must be a power of 2"):
+        EMAConfig(chunk_size=12)

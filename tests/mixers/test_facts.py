@@ -26,11 +26,12 @@ VIEWS = (
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mixer_says_where_it_comes_from(name: str) -> None:
-    facts = mixer_facts(active()["mixers"].get(name).tiny())
+    config = active()["mixers"].get(name)
+    facts = mixer_facts(config.tiny())
     assert facts.source.startswith("https://")
     assert 1.0 <= facts.time_exponent <= 2.0
     if facts.state in ("fixed", "ring"):
-        assert facts.time_exponent == 1.0, "a state of fixed size does a fixed work a token"
+        assert config.time_exponent == 1.0, "a state of fixed size does a fixed work a token"
 
 
 def at_its_own_chunks(name: str) -> Subject:
@@ -50,6 +51,12 @@ def calls_and_work(subject: Subject, t: int) -> tuple[int, int]:
     skipped = {f"aten::{name}" for name in VIEWS}
     events = [event for event in prof.events() if event.name.startswith("aten::") and event.name not in skipped]
     return len(events), sum(math.prod(shape) for event in events for shape in event.input_shapes if shape)
+
+
+def test_a_window_makes_the_time_of_attention_linear() -> None:
+    tiny = active()["mixers"].get("attention").tiny()
+    assert mixer_facts(tiny).time_exponent == 2.0
+    assert mixer_facts(tiny.model_copy(update={"window": 4})).time_exponent == 1.0
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -290,5 +290,5 @@ def test_stretches_without_gradients_change_nothing(config_cls, monkeypatch):
 
 def test_widths_that_do_not_fit_are_refused():
     for config_cls in (LinearTransformerConfig, PerformerConfig, CosformerConfig, BasedConfig, RebasedConfig):
-        with pytest.raises(ConfigError, match="a width of 12 is not divisible by n_heads = 5"):
+        with pytest.raises(ConfigError, match="d_model = 12 does not divide into n_heads = 5 heads"):
             build(config_cls, n_heads=5)

@@ -43,9 +43,9 @@ def repeated(x: Tensor, heads: int, states: int) -> Tensor:
 def gla_by_hand(m, x: Tensor, edges=None) -> Tensor:
     c = m.config
     q, k, v = m.q_proj(x), m.k_proj(x), m.v_proj(x)
-    if m.convs is not None:
-        q, k, v = (convolved(y, conv, F.silu) for y, conv in ((q, m.convs.q), (k, m.convs.k), (v, m.convs.v)))
-    gate = x @ m.decay_down_proj.weight.T @ m.decay_up_proj.weight.T + m.decay_up_proj.bias
+    if m.conv is not None:
+        q, k, v = (convolved(y, conv, F.silu) for y, conv in ((q, m.conv.q), (k, m.conv.k), (v, m.conv.v)))
+    gate = x @ m.decay_proj.down_proj.weight.T @ m.decay_proj.up_proj.weight.T + m.decay_proj.up_proj.bias
     gate = (gate.sigmoid() ** (1 / c.gate_normaliser)).log()
     k, v, gate = (repeated(y, c.n_heads, c.states) for y in (k, v, gate))
     with StrictFloat64():
@@ -57,8 +57,8 @@ def gla_by_hand(m, x: Tensor, edges=None) -> Tensor:
 def gsa_by_hand(m, x: Tensor, edges=None) -> Tensor:
     c = m.config
     q, k, v = m.q_proj(x), m.k_proj(x), m.v_proj(x)
-    if m.convs is not None:
-        q, k, v = (convolved(y, conv, F.silu) for y, conv in ((q, m.convs.q), (k, m.convs.k), (v, m.convs.v)))
+    if m.conv is not None:
+        q, k, v = (convolved(y, conv, F.silu) for y, conv in ((q, m.conv.q), (k, m.conv.k), (v, m.conv.v)))
     gate = m.f_proj(x).sigmoid() ** (1 / c.gate_normaliser)
     q = F.silu(q).unflatten(-1, (c.n_heads, -1))
     k, v, s, g = (y.unflatten(-1, (c.states, -1)) for y in (F.silu(k), F.silu(v), 1 - gate, gate.log()))
@@ -70,8 +70,8 @@ def gsa_by_hand(m, x: Tensor, edges=None) -> Tensor:
 def hgrn2_by_hand(m, x: Tensor, edges=None) -> Tensor:
     c = m.config
     q, f, i = m.q_proj(x), m.f_proj(x), m.i_proj(x)
-    if m.convs is not None:
-        q, f, i = (convolved(y, conv, lambda z: z) for y, conv in ((q, m.convs.q), (f, m.convs.f), (i, m.convs.i)))
+    if m.conv is not None:
+        q, f, i = (convolved(y, conv, lambda z: z) for y, conv in ((q, m.conv.q), (f, m.conv.f), (i, m.conv.i)))
     bound = 0.0 if not edges else next(iter(edges.values()))
     keep = bound + (1 - bound) * f.sigmoid()
     q, k, v, g = (y.unflatten(-1, (m.n_heads, -1)) for y in (F.silu(q), 1 - keep, i, keep.log()))
@@ -82,11 +82,11 @@ def hgrn2_by_hand(m, x: Tensor, edges=None) -> Tensor:
 
 CASES = [
     (GLAConfig(n_heads=2), gla_by_hand),
-    (GLAConfig(n_heads=6, n_kv_heads=3, gate_rank=5, gate_normaliser=2.0, expand_v=1.5), gla_by_hand),
+    (GLAConfig(n_heads=6, n_kv_heads=3, decay_rank=5, gate_normaliser=2.0, expand_v=1.5), gla_by_hand),
     (GLAConfig(n_heads=3, expand_k=1.0, output_gate=False, chunk_size=5), gla_by_hand),
     (GLAConfig(n_heads=2, d_conv=3), gla_by_hand),
-    (HGRN2Config(expand_ratio=4), hgrn2_by_hand),
-    (HGRN2Config(expand_ratio=3, d_conv=4, chunk_size=3), hgrn2_by_hand),
+    (HGRN2Config(head_dim=4), hgrn2_by_hand),
+    (HGRN2Config(head_dim=3, d_conv=4, chunk_size=3), hgrn2_by_hand),
     (GSAConfig(n_heads=2, n_slots=5), gsa_by_hand),
     (GSAConfig(n_heads=4, n_kv_heads=2, n_slots=7, expand_v=2.0, gate_normaliser=3.0, chunk_size=4), gsa_by_hand),
     (GSAConfig(n_heads=2, n_slots=3, expand_k=0.5, d_conv=2), gsa_by_hand),
@@ -111,7 +111,7 @@ def test_published_sizes_and_starts() -> None:
     assert gla.q_proj.weight.shape == (32, 64)
     assert gla.gla.probe.dtype == torch.float32
     assert gla.init_state(1)["gla"]["S"].shape == (1, 4, 8, 16)
-    assert not gla.decay_up_proj.bias.any()
+    assert not gla.decay_proj.up_proj.bias.any()
     gsa = GSAConfig().build(BuildContext(d_model=64))
     assert {name: tuple(x.shape) for name, x in gsa.init_state(1)["slots"].data.items()} == {
         "K": (1, 4, 16, 64), "V": (1, 4, 64, 16),
@@ -125,7 +125,7 @@ def test_published_sizes_and_starts() -> None:
     [
         (GLAConfig(n_heads=5), "expand_k \\* d_model = 6 does not divide into n_heads = 5"),
         (GSAConfig(n_heads=5), "expand_k \\* d_model = 12 does not divide into n_heads = 5"),
-        (HGRN2Config(), "d_model = 12 is not divisible by expand_ratio = 128"),
+        (HGRN2Config(), "d_model = 12 is not divisible by head_dim = 128"),
     ],
 )
 def test_widths_that_do_not_divide(config, words: str) -> None:
@@ -138,7 +138,7 @@ def test_widths_that_do_not_divide(config, words: str) -> None:
 # -- lower bounds over depth ----------------------------------------------------------------------------------------
 
 BLOCKS = {
-    "h": {"mixer": {"type": "hgrn2", "expand_ratio": 4, "chunk_size": 4}},
+    "h": {"mixer": {"type": "hgrn2", "head_dim": 4, "chunk_size": 4}},
     "a": {"mixer": {"type": "attention", "n_heads": 2}},
 }
 
@@ -177,7 +177,7 @@ def test_each_layer_of_a_stack_has_its_bound() -> None:
 def test_a_stack_without_later_layers_or_bounds_has_no_table() -> None:
     for pattern in ("h", "a*2 h", "a h a", "h a*2"):
         assert not [name for name, _ in model(pattern).named_parameters() if "bounds" in name]
-    free = HGRN2Config(expand_ratio=4, lower_bound=False).build(BuildContext(d_model=8, n_layers=3))
+    free = HGRN2Config(head_dim=4, lower_bound=False).build(BuildContext(d_model=8, n_layers=3))
     assert free.reads == free.writes == ()
     assert not [name for name, _ in free.named_parameters() if "bounds" in name]
 

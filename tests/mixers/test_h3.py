@@ -74,5 +74,7 @@ def test_what_does_not_fit_is_refused():
         build(head_dim=4)
     with pytest.raises(ConfigError, match="d_state = 3 must be even"):
         build(d_state=3)
+    with pytest.raises(RecipeError, match="chunk_size: 12 must be a power of 2"):
+        H3Config(chunk_size=12)
     with pytest.raises(RecipeError, match="dt_range"):
         H3Config(dt_range=(0.1, 0.01))

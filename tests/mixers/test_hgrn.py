@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from hybridtf.core import BuildContext, ConfigError
 from hybridtf.mixers import HGRNConfig
+from hybridtf.models import LanguageModelConfig
 from tests.peers import peer
 from tests.strict_float64 import StrictFloat64
 
@@ -32,7 +33,7 @@ def as_published(mixer, x, bound=None):
     i = F.silu(i) * (1 - f.exp())
     with StrictFloat64():
         h, _ = peer("fla/ops/hgrn/naive.py").naive_recurrent_hgrn(i, f)
-    gate = mixer.g_proj(x)
+    gate = mixer.gate_proj(x)
     return mixer.out_proj(F.rms_norm(h, h.shape[-1:], mixer.norm.weight, mixer.norm.eps) * F.silu(gate))
 
 
@@ -72,6 +73,20 @@ def test_bounds_rise_through_a_stack_as_published():
     want = [as_published(first, x), as_published(second, x, bounds[1]), as_published(third, x, bounds[2])]
     inputs = [x, first.bounds.table, *(layer.f_proj.weight for layer in (first, second, third))]
     assert_same(torch.stack(got), torch.stack(want), inputs)
+
+
+def test_a_table_that_no_layer_reads_is_let_go():
+    def tables(pattern):
+        blocks = {
+            name: block for name, block in
+            {"h": {"mixer": {"type": "hgrn"}}, "a": {"mixer": {"type": "attention", "n_heads": 3}}}.items() if name in pattern
+        }
+        config = LanguageModelConfig(vocab_size=7, d_model=D, pattern=pattern, blocks=blocks)
+        model = config.build(BuildContext(d_model=D))
+        return [name for name, _ in model.named_parameters() if "bounds" in name]
+
+    assert tables("h*2") == ["stack.layers.0.mixer.bounds.table"]
+    assert tables("h a") == tables("a h") == []
 
 
 def test_no_channels_are_refused():

@@ -23,8 +23,8 @@ def theirs(mixer):
     xlstm = pytest.importorskip("transformers.models.xlstm.modeling_xlstm")
     config = mixer.config
     outside = xlstm.xLSTMConfig(
-        hidden_size=D, num_heads=config.n_heads, use_bias=config.bias, qk_dim_factor=config.qk_dim_factor,
-        v_dim_factor=config.v_dim_factor, chunk_size=config.chunk_size, gate_soft_cap=config.gate_soft_cap, eps=config.eps,
+        hidden_size=D, num_heads=config.n_heads, use_bias=config.bias, qk_dim_factor=config.expand_k,
+        v_dim_factor=config.expand_v, chunk_size=config.chunk_size, gate_soft_cap=config.gate_softcap, eps=config.eps,
         norm_eps=config.norm_eps, norm_reduction_force_float32=False, num_hidden_layers=1,
     )
     outside.__dict__["inference_state_dtype"] = "float64"  # which its checks do not allow, and its kernels do
@@ -43,7 +43,7 @@ def theirs(mixer):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"bias": True, "v_dim_factor": 2.0}, {"qk_dim_factor": 1.0, "gate_soft_cap": 3.0, "eps": 0.1}]
+    "options", [{}, {"bias": True, "expand_v": 2.0}, {"expand_k": 1.0, "gate_softcap": 3.0, "eps": 0.1}]
 )
 @pytest.mark.parametrize("t", [13, 1])
 def test_forward_gradients_and_states_equal_those_of_transformers(t, options):
@@ -86,5 +86,5 @@ def test_starts_nearly_closed_and_remembering():
 
 
 def test_widths_that_do_not_divide_are_refused():
-    with pytest.raises(ConfigError, match=r"qk_dim_factor \* d_model = 10 does not divide into n_heads = 4"):
+    with pytest.raises(ConfigError, match=r"expand_k \* d_model = 10 does not divide into n_heads = 4"):
         MLSTMConfig(n_heads=4).build(BuildContext(d_model=20))

@@ -168,7 +168,7 @@ def test_slopes_of_the_published_model():
 
 
 @pytest.mark.parametrize("form", ["naive_recurrent_simple_gla", "naive_parallel_simple_gla"])
-@pytest.mark.parametrize("options", [{}, {"short_conv": False}, {"conv_bias": True, "d_conv": 3, "expand_k": 0.5}])
+@pytest.mark.parametrize("options", [{}, {"d_conv": 0}, {"conv_bias": True, "d_conv": 3, "expand_k": 0.5}])
 def test_simple_gla_equals_the_reference_of_others(form, options):
     """fla's loops, which run in float32, between torch's own convolution, RMS norm and gate, as in fla's layer."""
     naive = getattr(peer("fla/ops/simple_gla/naive.py"), form)
@@ -180,8 +180,8 @@ def test_simple_gla_equals_the_reference_of_others(form, options):
 
     def want(x):
         q, k, v = mixer.q_proj(x), mixer.k_proj(x), mixer.v_proj(x)
-        if mixer.convs is not None:
-            q, k, v = conv(q, mixer.convs.q), conv(k, mixer.convs.k), conv(v, mixer.convs.v)
+        if mixer.conv is not None:
+            q, k, v = conv(q, mixer.conv.q), conv(k, mixer.conv.k), conv(v, mixer.conv.v)
         q, k, v = (z.unflatten(-1, (H, -1)) for z in (q, k, v))
         y, _ = naive(q, k, v, F.logsigmoid(mixer.decay_proj(x)) / 16)
         y = F.rms_norm(y, y.shape[-1:], mixer.output_norm.weight, 1e-5)
@@ -192,7 +192,7 @@ def test_simple_gla_equals_the_reference_of_others(form, options):
 
 def test_gated_retnet_turns_queries_and_keys():
     """https://arxiv.org/abs/2405.05254, equation 4: gamma = sigmoid(X W)^(1 / 16), q and k turned as in RetNet."""
-    mixer = build(SimpleGLAConfig(n_heads=H, short_conv=False, rotary=True, chunk_size=4))
+    mixer = build(SimpleGLAConfig(n_heads=H, d_conv=0, rotary=True, chunk_size=4))
 
     def want(x):
         q, k, v = projected(mixer, x)
@@ -223,9 +223,9 @@ def test_float16_sums_do_not_overflow(config_cls):
 
 
 def test_widths_that_do_not_fit_are_refused():
-    with pytest.raises(ConfigError, match="a width of 12 is not divisible by n_heads = 5"):
+    with pytest.raises(ConfigError, match="d_model = 12 does not divide into n_heads = 5 heads"):
         build(RetNetConfig(n_heads=5))
-    with pytest.raises(ConfigError, match="a width of 13 is not divisible by n_heads = 2"):
+    with pytest.raises(ConfigError, match=r"expand_v \* d_model = 13.2 does not divide into n_heads = 2"):
         build(SimpleGLAConfig(n_heads=2, expand_v=1.1))
     with pytest.raises(ConfigError, match="rope rotates pairs: head_dim 3"):
         build(RetNetConfig(n_heads=4))

@@ -37,7 +37,7 @@ def by_hand(m, x: Tensor) -> Tensor:
     mixed = {name: torch.lerp(x, before, m.mu[i] + own[name]) for i, name in enumerate(names)}
     decay = m.decay.expand_as(x)
     if m.config.type == "rwkv6":
-        decay = decay + torch.tanh(mixed["w"] @ m.decay_down_proj.weight.T) @ m.decay_up_proj.weight.T
+        decay = decay + torch.tanh(mixed["w"] @ m.decay_proj.down_proj.weight.T) @ m.decay_proj.up_proj.weight.T
     r, k, v = (mixed[name] @ getattr(m, f"{name}_proj").weight.T for name in "rkv")
     heads = [y.unflatten(-1, (m.n_heads, -1)).transpose(1, 2) for y in (r, k, v, -torch.exp(decay))]
     with StrictFloat64():
@@ -86,7 +86,7 @@ def test_starts_of_the_published_code(layer: int) -> None:
         if config.type == "rwkv6":
             assert float(m.mu_x[3].detach()) == pytest.approx(1 - (3 / d) ** left, abs=1e-6)
             assert not m.mix_down_proj.weight.any()
-            assert not m.decay_down_proj.weight.any()
+            assert not m.decay_proj.down_proj.weight.any()
             assert 0.005 < float(m.mix_up.detach().abs().max()) <= 0.01
 
 

@@ -128,7 +128,8 @@ def test_chunked_attention_is_that_of_llama4(norm):
     theta = config.rope_parameters["rope_theta"]
     options = {"qk_norm": {"type": "rms_norm", "weight": False, "eps": 1e-5}} if norm else {}
     position = {"type": "rope", "theta": theta, "interleaved": True}
-    mixer = build(ChunkedAttentionConfig(n_heads=4, n_kv_heads=2, head_dim=6, chunk_size=5, position=position, **options))
+    sizes = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "attention_chunk_size": 5}
+    mixer = build(ChunkedAttentionConfig(**sizes, position=position, **options))
     with torch.no_grad():
         pairs = [(getattr(mixer, n).weight, getattr(theirs, n.replace("out", "o")).weight)
                  for n in ("q_proj", "k_proj", "v_proj", "out_proj")]
@@ -179,7 +180,9 @@ PATTERNS = {
         StridedSparseConfig(n_heads=3, pattern="fixed", stride=5, summary=2),
         lambda p, j: j <= p and (j // 5 == p // 5 or j % 5 in (3, 4)),
     ),
-    "chunks": (ChunkedAttentionConfig(n_heads=3, n_kv_heads=1, chunk_size=7), lambda p, j: j <= p and j // 7 == p // 7),
+    "chunks": (
+        ChunkedAttentionConfig(n_heads=3, n_kv_heads=1, attention_chunk_size=7), lambda p, j: j <= p and j // 7 == p // 7,
+    ),
 }
 
 
@@ -237,9 +240,9 @@ def test_causal_bigbird_sees_the_first_block_the_window_and_its_random_blocks():
     assert not torch.equal(drawn, other.drawn(Places.default(1, 31, 31, x.device))[0])
 
 
-@pytest.mark.parametrize(("size", "topk"), [(3, 3), (4, 1), (5, 20)])
-def test_moba_chooses_as_the_paper_says(size, topk):
-    mixer = build(MobaConfig(n_heads=6, n_kv_heads=2, head_dim=4, block_size=size, topk=topk))
+@pytest.mark.parametrize(("size", "top_k"), [(3, 3), (4, 1), (5, 20)])
+def test_moba_chooses_as_the_paper_says(size, top_k):
+    mixer = build(MobaConfig(n_heads=6, n_kv_heads=2, head_dim=4, block_size=size, top_k=top_k))
     t = 26
     x = torch.randn(t, D, dtype=torch.float64, requires_grad=True)
     angles = mixer.position.table(torch.arange(t)[None], x.dtype)
@@ -249,13 +252,13 @@ def test_moba_chooses_as_the_paper_says(size, topk):
         means = [k[i * size : (i + 1) * size, head // 3].mean(0) for i in range(t // size)]
         for p in range(t):
             scores = torch.tensor([float((q[p, head] @ means[i]).detach()) for i in range(p // size)])
-            chosen = [p // size, *scores.argsort(descending=True)[: topk - 1].tolist()]
+            chosen = [p // size, *scores.argsort(descending=True)[: top_k - 1].tolist()]
             for j in range(p + 1):
                 seen[head, p, j] = j // size in chosen
     want = mixer.out_proj(dense(mixer, x, seen).flatten(-2))
     given = (x, *mixer.parameters())
     alike(mixer(x[None])[0][0], want, given, given)
-    if topk == 20:
+    if top_k == 20:
         assert bool((seen == table(t, lambda p, j: j <= p)).all()), "all blocks chosen is full attention"
 
 
@@ -263,7 +266,7 @@ def test_moba_chooses_as_the_paper_says(size, topk):
 
 LINEAR = {
     "dilated": DilatedConfig(n_heads=2, window=16, dilation=3),
-    "chunked_attention": ChunkedAttentionConfig(n_heads=2, chunk_size=32),
+    "chunked_attention": ChunkedAttentionConfig(n_heads=2, attention_chunk_size=32),
     "longformer": LongformerConfig(n_heads=2, attention_window=32),
     "bigbird": BigBirdConfig(n_heads=2, block_size=16),
 }

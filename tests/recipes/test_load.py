@@ -249,8 +249,8 @@ def test_toml_syntax(file: Path, text: str, where: str, reason: str) -> None:
         ("model.blocks.a.mixer.position={type = 'rope', scaling = {factor = 2.0}}",
          "model.blocks.a.mixer.position.scaling: needs type = one of "
          "dynamic_ntk, linear, llama3, longrope, ntk, yarn"),
-        ("model.blocks.m.mixer.type=mamba3",
-         "model.blocks.m.mixer: no mixer named 'mamba3'. Did you mean 'mamba'? "
+        ("model.blocks.m.mixer.type=mambo2",
+         "model.blocks.m.mixer: no mixer named 'mambo2'. Did you mean 'mamba2'? "
          f"Known: {MIXERS}"),
         ("model.type=language_modle",
          "model: no model named 'language_modle'. Did you mean 'language_model'? Known: language_model"),
