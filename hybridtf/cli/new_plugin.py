@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def new_plugin(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the distribution and of its folder, as in hybridtf-fast-scan.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the distribution and its folder, as in hybridtf-fast-scan.")],
     path: Annotated[Path, typer.Option("--path", metavar="FOLDER", help="The folder to make it in.")] = Path("."),
 ) -> None:
     """Write a new plugin: a mixer, a kernel and a task that keep every law, with tests, a recipe and a CI file.

@@ -57,7 +57,8 @@ def test_names_follow_from_the_name(tmp_path: Path, name: str) -> None:
         ("2fast", "must begin with a letter and hold letters"), ("a b", "must begin with a letter"),
         ("x-", "must begin with a letter"), ("__main__", "must begin with a letter"), ("sub/dir", "must begin with a letter"),
         ("Class", "its package would be called class, which is a word of Python's own"),
-        ("json", "as a module of Python's own library"), ("torch", "its package would be called torch, as one that is installed"),
+        ("json", "as a module of Python's own library"),
+        ("torch", "its package would be called torch, as one that is installed"),
         ("HybridTF", "its package would be called hybridtf, as one that is installed"),
     ],
 )
