@@ -26,8 +26,9 @@ def new_plugin(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of the distribution and its folder, as in hybridtf-fast-scan.")],
     path: Annotated[Path, typer.Option("--path", metavar="FOLDER", help="The folder to make it in.")] = Path("."),
 ) -> None:
-    """Write a new plugin: a mixer, a kernel and a task that keep every law, with tests, a recipe and a CI file.
+    """Write a new plugin that works at once.
 
+    It holds a mixer, a kernel and a task that keep every law, with tests, a recipe and a CI file, all to be changed.
     Nothing that is there is overwritten, and nothing is left behind when it fails.
     """
     from hybridtf.core import ConfigError

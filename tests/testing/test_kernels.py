@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from hybridtf.core import KernelSet, active
+from hybridtf.core import KernelSet, active, using
+from hybridtf.hookspecs import hookimpl
 from hybridtf.ops.short_conv import KERNELS, short_conv_taps
+from hybridtf.plugins import load_registries, make_plugin_manager
 from hybridtf.testing import ContractError
 from hybridtf.testing.laws_kernel import check_kernel, smallest_call
 from hybridtf.testing.laws_op_use import check_op
 from hybridtf.testing.run import PLUGIN_FAULTS
+from tests.cli.helpers import run
 from tests.testing import broken_kernels
 from tests.testing.broken_kernels import BROKEN, no_half, record, refusing
 
@@ -64,3 +68,22 @@ def test_a_kernel_is_checked_whole_through_its_record() -> None:
     known = KernelSet([*KERNELS, record(no_half)])
     with pytest.raises(ContractError, match="must refuse in why_not, not fail"):
         check_kernel(record(no_half), known)
+
+
+def test_the_table_shows_kernels_with_the_smallest_failing_case() -> None:
+    kernel = record(broken_kernels.wrong_final_state)
+
+    @hookimpl
+    def hybridtf_kernels() -> list[Any]:
+        return [kernel]
+
+    manager = make_plugin_manager(autoload=False)
+    manager.register(SimpleNamespace(hybridtf_kernels=hybridtf_kernels, __name__="mine"), "mine")
+    with using(load_registries(manager, strict=True)):
+        result = run("check", "--plugin", "mine")
+    assert result.exit_code == 1
+    row, = [line for line in result.stdout.splitlines() if line.startswith("kernels.short_conv/wrong_final_state  ")]
+    assert row.split()[1:] == ["F"]
+    where = "short_conv (4 taps, silu) in torch.float64, length 1: the final state"
+    assert f"\n  kernels.short_conv/wrong_final_state kernel: {where}" in result.stdout
+    assert "      smallest case found: 4 taps, silu, float64: batch 1, 1 tokens" in result.stdout
