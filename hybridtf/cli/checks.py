@@ -211,14 +211,15 @@ def _kernel_result(kernel: Kernel) -> CheckResult:
     import time
 
     from hybridtf.testing import CheckResult, NotApplicableError, check_kernel
+    from hybridtf.testing.laws_kernel import smallest_call
     from hybridtf.testing.run import PLUGIN_FAULTS
 
     name, started = f"kernels.{kernel.op}/{kernel.name}", time.perf_counter()
-    ok, skipped, message = True, False, ""
+    ok, skipped, message, smallest = True, False, "", ""
     try:
         check_kernel(kernel)
     except NotApplicableError as reason:
         skipped, message = True, str(reason)
     except PLUGIN_FAULTS as error:  # a broken law is one of them
-        ok, message = False, str(error)
-    return CheckResult(name, "kernel", ok, message, time.perf_counter() - started, skipped)
+        ok, message, smallest = False, str(error), smallest_call(kernel, PLUGIN_FAULTS)
+    return CheckResult(name, "kernel", ok, message, time.perf_counter() - started, skipped, smallest=smallest)

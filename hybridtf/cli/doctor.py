@@ -24,6 +24,7 @@ EXTRAS = {
     "eval": ("lm-eval",),
     "track": ("tensorboard", "trackio", "wandb"),
     "sweep": ("ray", "optuna"),
+    "new": ("copier",),
 }
 """The extras of the distribution and what each brings."""
 

@@ -44,6 +44,10 @@ class OpCase:
     """Tokens after which a kernel of this call begins another chunk: lengths around it are tried."""
     causal: bool = True
     """No result depends on a later token."""
+    zero_at_pads: bool = True
+    """y is zero at pads; else it may be anything there (a scan gives the state that passes the pad)."""
+    run: Callable[..., Any] | None = None
+    """``run(op, inputs, segments, options)`` makes the call, where the op takes its documents in a form of its own (a mask)."""
 
 
 def randn(generator: torch.Generator, *shape: int) -> Tensor:

@@ -63,4 +63,9 @@ def hybridtf_op_cases() -> Sequence[OpCase]:
         *gated_delta_rule.CASES,
         *state_space.CASES,
         *long_conv.CASES,
+        *attention.CASES,
+        *linear_scan.CASES,
+        *rnn.CASES,
+        *short_conv.CASES,
+        *talking_attention.CASES,
     )

@@ -8,9 +8,11 @@ import pickle
 import torch
 
 from hybridtf.core import DTYPES, PHASES, ConfigError, Kernel, KernelError, KernelRequest, KernelSet, active
-from hybridtf.testing import laws_op
 from hybridtf.testing.errors import ContractError, NotApplicableError
 from hybridtf.testing.laws_numeric import REFERENCE, _agrees, op_kernels
+from hybridtf.testing.laws_op import EXACT
+from hybridtf.testing.laws_op_use import check_op
+from hybridtf.testing.smallest import can_shrink, smallest_of
 from hybridtf.testing.subject import Subject
 
 
@@ -55,15 +57,21 @@ def _answers(kernel: Kernel) -> bool:
 def _over_cases(kernel: Kernel, known: KernelSet) -> None:
     reference = known.get(kernel.op, REFERENCE).load()
     for case in active().op_cases.get(kernel.op, ()):
-        dtypes = [
-            (dtype, tol)
-            for dtype, tol in laws_op.DTYPES
-            if kernel.why_not(
-                KernelRequest(kernel.op, "train", dtype, torch.device("cpu"), case.sizes, case.features)
-            ) is None
-        ]
-        if dtypes:
-            laws_op.check_op(case, kernel.load(), reference, tuple(dtypes))
+        check_op(case, kernel.load(), reference, kernel.why_not)
+
+
+def smallest_call(kernel: Kernel, faults: tuple[type[Exception], ...], kernels: KernelSet | None = None) -> str:
+    """A few words on the smallest call in which a broken kernel differs from its reference; empty where none was found."""
+    known = active().kernels if kernels is None else kernels
+    if not can_shrink() or REFERENCE not in [k.name for k in known.of(kernel.op)]:
+        return ""
+    reference = known.get(kernel.op, REFERENCE).load()
+    for case in active().op_cases.get(kernel.op, ()):
+        for dtype, tol in EXACT:
+            request = KernelRequest(kernel.op, "train", dtype, torch.device("cpu"), case.sizes, case.features)
+            if kernel.why_not(request) is None and (words := smallest_of(case, kernel.load(), reference, dtype, tol, faults)):
+                return words
+    return ""
 
 
 def _through_mixers(kernel: Kernel) -> None:

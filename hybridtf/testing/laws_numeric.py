@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from hybridtf.core import HybridTFError, KernelError, OpKernel, Segments
-from hybridtf.testing.compare import close, gradients
+from hybridtf.testing.compare import close, finite, gradients
 from hybridtf.testing.errors import ContractError, NotApplicableError
 from hybridtf.testing.laws_time import total_loss, weight_like
 from hybridtf.testing.subject import TIMELESS, Inputs, Subject
@@ -93,6 +94,33 @@ def _run(
         step = subject.call(module, inputs.later().columns(slice(0, 1)), state=prefill.state)
         results.append(("decode", step.y))
     return results
+
+
+LONG = 300
+"""Tokens after which exp(1 + 1 + ...) is no float32 any more, three times over."""
+
+
+def check_finite(subject: Subject) -> None:
+    """Tokens of zeros, and a long call, have finite results and gradients in float32."""
+    over_time = subject.kind in ("mixers", "channel_mixers", "blocks")
+    module = subject.build(torch.float32, **({"max_seq_len": LONG} if over_time else {}))
+    given = {}
+    if not subject.takes_ids:
+        some = subject.inputs(module, 2, 5, dtype=torch.float32)
+        given["tokens of zeros"] = replace(some, x=torch.zeros_like(some.x))
+    if over_time:
+        given[f"a long call ({LONG} tokens)"] = subject.inputs(module, 1, LONG, dtype=torch.float32)
+    if not given:
+        raise NotApplicableError("takes ids, and is no longer than its parts")
+    for what, inputs in given.items():
+        watched = inputs.watched()
+        out = subject.call(module, watched)
+        finite(out.y, f"{what}: the result")
+        params = dict(module.named_parameters())
+        found = gradients(total_loss(out, weight_like(out.y), with_state=False), [*watched.watching(), *params.values()])
+        names = [*(f"input {i}" for i in range(len(watched.watching()))), *params]
+        for name, grad in zip(names, found, strict=True):
+            finite(grad, f"{what}: gradient of {name}")
 
 
 def _relative(got: Tensor, want: Tensor) -> float:

@@ -5,86 +5,36 @@ Axes: b batch, t time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from hybridtf.core import KernelError, OpCase, OpInputs, Segments
+from hybridtf.core import OpCase, OpInputs, Segments
 from hybridtf.testing.compare import close
 from hybridtf.testing.errors import ContractError
-
-Op = Callable[..., Any]
-
-LAYOUTS = (
-    ("1111122233", "1222222222", "1111111111"),
-    ("0001111111", "1111111000", "0000000000"),
-    ("1100102202", "0110333004", "1000000001"),
-    ("2222222022222220333", "1111111111111111110", "0000111110000222222"),
-    ("1", "0", "2"),
+from hybridtf.testing.op_calls import (
+    LAYOUTS,
+    Op,
+    at_real,
+    call,
+    documents,
+    draw,
+    gradients,
+    named_inputs,
+    named_results,
+    same,
+    tensors,
 )
-"""Rows of document ids, 0 for padding; every other row goes on with the document of its state."""
 
-DTYPES = ((torch.float64, 1e-9), (torch.float32, 3e-4))
-
-
-def documents(rows: tuple[str, ...]) -> Segments:
-    """The segments of one of :data:`LAYOUTS`."""
-    ids = torch.tensor([[int(c) for c in row] for row in rows])
-    return Segments.from_ids(ids, continues=torch.arange(len(rows)) % 2 == 0)
+EXACT = ((torch.float64, 1e-9), (torch.float32, 3e-4))
+"""The dtypes that a kernel must agree in, and how nearly."""
 
 
-def draw(case: OpCase, b: int, t: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> OpInputs:
-    """Inputs of a case, watched by autograd."""
-    given = case.draw(torch.Generator().manual_seed(1000 * seed + t), b, t)
-    watched: OpInputs = pytree.tree_map_only(
-        Tensor, lambda x: x.to(dtype).detach().requires_grad_() if x.is_floating_point() else x, given
-    )
-    return watched
-
-
-def call(case: OpCase, op: Op, x: OpInputs, segments: Segments | None = None) -> tuple[Any, Any]:
-    """(y, state) of one call, the state None where the op has none."""
-    given = {} if x.state is None else {"initial_state": x.state}
-    out = op(**x.timed, **x.fixed, **case.options, **given, segments=segments)
-    return out if x.state is not None else (out, None)
-
-
-def tensors(*trees: Any) -> list[Tensor]:
-    """The tensors of floating point in results or inputs."""
-    return [x for x in pytree.tree_leaves(trees) if isinstance(x, Tensor) and x.is_floating_point()]
-
-
-def gradients(outputs: list[Tensor], x: OpInputs) -> list[Tensor]:
-    """Of a weighted sum of ``outputs``, for every input."""
-    total = torch.zeros((), dtype=torch.float64)
-    for i, out in enumerate(outputs):
-        weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(i), dtype=torch.float64)
-        total = total + (out.double() * weight).sum()
-    given = tensors(x)
-    if not total.requires_grad:
-        return [torch.zeros_like(z) for z in given]
-    return list(torch.autograd.grad(total, given, retain_graph=True, allow_unused=True, materialize_grads=True))
-
-
-def same(case: OpCase, x: OpInputs, got: tuple[Any, Any], want: tuple[Any, Any], tol: float, what: str) -> None:
-    """Results, and gradients of every input, agree."""
-    ours, theirs = tensors(*got), tensors(*want)
-    if len(ours) != len(theirs):
-        raise ContractError(f"{case.op} ({case.name}) {what}: {len(ours)} tensors come back, expected {len(theirs)}")
-    for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-        close(a, b, tol=tol, what=f"{case.op} ({case.name}) {what}: result {i}")
-    for i, (a, b) in enumerate(zip(gradients(ours, x), gradients(theirs, x), strict=True)):
-        close(a, b, tol=tol, what=f"{case.op} ({case.name}) {what}: gradient of input {i}")
-
-
-def check_op(case: OpCase, op: Op, reference: Op, dtypes: tuple[tuple[torch.dtype, float], ...] = DTYPES) -> None:
-    """Everything below for one kernel; raises :class:`ContractError` with the first difference."""
-    for dtype, tol in dtypes:
-        check_agreement(case, op, reference, dtype, tol)
-    dtype, tol = dtypes[0]
+def check_over_time(case: OpCase, op: Op, reference: Op, dtype: torch.dtype, tol: float) -> None:
+    """The laws of documents, pads, time and cuts; raises :class:`ContractError` with the first difference."""
     check_documents(case, op, reference, dtype, tol)
     check_pads(case, op, dtype)
     if case.causal:
@@ -98,19 +48,29 @@ def check_agreement(case: OpCase, op: Op, reference: Op, dtype: torch.dtype, tol
     """The kernel and the reference at lengths around its chunks, with and without documents."""
     sizes = {1, 2, case.chunk - 1, case.chunk, case.chunk + 1, 2 * case.chunk + 3, 5 * case.chunk}
     for t in sorted(size for size in sizes if size > 0):
-        x = draw(case, 2, t, dtype=dtype)
-        same(case, x, call(case, op, x), call(case, reference, x), tol, f"in {dtype}, length {t}")
+        check_call(case, op, reference, draw(case, 2, t, dtype=dtype), None, tol, f"in {dtype}, length {t}")
     for rows in LAYOUTS:
-        segments, x = documents(rows), draw(case, len(rows), len(rows[0]), dtype=dtype)
-        got, want = call(case, op, x, segments), call(case, reference, x, segments)
-        same(case, x, got, want, tol, f"in {dtype}, documents {rows}")
+        x = draw(case, len(rows), len(rows[0]), dtype=dtype)
+        check_call(case, op, reference, x, documents(rows), tol, f"in {dtype}, documents {rows}")
+
+
+def check_call(
+    case: OpCase, op: Op, reference: Op, x: OpInputs, segments: Segments | None, tol: float, what: str
+) -> None:
+    """One call agrees with the reference: results, final state, gradients of every input."""
+    got, want = (_real(case, call(case, one, x, segments), segments) for one in (op, reference))
+    same(case, x, got, want, tol, what)
+
+
+def _real(case: OpCase, result: tuple[Any, Any], segments: Segments | None) -> tuple[Any, Any]:
+    return at_real(case, result[0], segments), result[1]
 
 
 def check_documents(case: OpCase, op: Op, reference: Op, dtype: torch.dtype, tol: float) -> None:
     """Documents in rows give what each gives alone, by the reference: results, final states and gradients."""
     for rows in LAYOUTS:
         segments, x = documents(rows), draw(case, len(rows), len(rows[0]), 1, dtype)
-        got = call(case, op, x, segments)
+        got = _real(case, call(case, op, x, segments), segments)
         want = _alone(case, reference, x, segments, got[0])
         same(case, x, got, want, tol, f"documents alone and in rows {rows}")
 
@@ -142,7 +102,7 @@ def check_cuts(case: OpCase, op: Op, dtype: torch.dtype, tol: float) -> None:
     for rows in (None, LAYOUTS[3]):
         segments = None if rows is None else documents(rows)
         x = draw(case, 3, 19, 2, dtype)
-        whole = call(case, op, x, segments)
+        whole = _real(case, call(case, op, x, segments), segments)
         for cuts in _cuts(case, 19):
             parts, state = [], x.state
             for start, stop in zip((0, *cuts), (*cuts, 19), strict=True):
@@ -151,7 +111,7 @@ def check_cuts(case: OpCase, op: Op, dtype: torch.dtype, tol: float) -> None:
                 y, state = call(case, op, OpInputs(timed, x.fixed, state), part)
                 parts.append(y)
             joined = pytree.tree_map(lambda *z: torch.cat(z, 1), *parts)
-            same(case, x, (joined, state), whole, tol, f"cut at {cuts} (documents {rows})")
+            same(case, x, (at_real(case, joined, segments), state), whole, tol, f"cut at {cuts} (documents {rows})")
 
 
 def _cuts(case: OpCase, t: int) -> Iterator[tuple[int, ...]]:
@@ -170,20 +130,25 @@ def check_pads(case: OpCase, op: Op, dtype: torch.dtype) -> None:
                 return z
             return z.detach().masked_fill(where.view(*where.shape, *[1] * (z.ndim - where.ndim)), value).requires_grad_()
 
-        clean = call(case, op, x, segments)
+        clean = _real(case, call(case, op, x, segments), segments)
         for value in (float("nan"), float("inf"), -1e30):
             timed = pytree.tree_map(lambda z, v=value, w=pads: spoil(z, w, v), dict(x.timed))
             state = None if x.state is None else pytree.tree_map(lambda z, v=value, w=dropped: spoil(z, w, v), x.state)
             dirty = OpInputs(timed, x.fixed, state)
-            spoilt = call(case, op, dirty, segments)
-            pairs = zip(
-                [*tensors(*spoilt), *gradients(tensors(*spoilt), dirty)], [*tensors(*clean), *gradients(tensors(*clean), x)],
-                strict=True,
-            )
-            for i, (a, b) in enumerate(pairs):
-                close(a, b, tol=1e-12, what=f"{case.op} ({case.name}) with {value} at pads {rows}: tensor {i}")
-        if any(bool(z[pads].any()) for z in tensors(clean[0])):
+            _same_in_spite(case, (x, clean), (dirty, _real(case, call(case, op, dirty, segments), segments)), value, rows)
+        if case.zero_at_pads and any(bool(z[pads].any()) for z in tensors(clean[0])):
             raise ContractError(f"{case.op} ({case.name}): y is not zero at pads")
+
+
+def _same_in_spite(case: OpCase, clean: tuple[OpInputs, Any], dirty: tuple[OpInputs, Any], value: float, rows: Any) -> None:
+    """Results and gradients do not know what stands at pads."""
+    found = []
+    for x, result in (dirty, clean):
+        results = named_results(*result)
+        grads = zip(named_inputs(x), gradients([z for _, z in results], x), strict=True)
+        found.append([*results, *((f"gradient of {name}", grad) for (name, _), grad in grads)])
+    for (name, a), (_, b) in zip(*found, strict=True):
+        close(a, b, tol=1e-12, what=f"{case.op} ({case.name}) with {value} at pads {rows}: {name}")
 
 
 def check_causal(case: OpCase, op: Op, dtype: torch.dtype) -> None:
@@ -193,10 +158,10 @@ def check_causal(case: OpCase, op: Op, dtype: torch.dtype) -> None:
     at = t // 2
     y, _ = call(case, op, x)
     early = [z[:, : at + 1] for z in tensors(y)]
-    given = tensors(x.timed)
+    timed = named_inputs(x._replace(fixed={}, state=None))
     total = torch.stack([z.square().sum() for z in early]).sum()
-    found = torch.autograd.grad(total, given, allow_unused=True, materialize_grads=True)
-    for name, grad in zip(x.timed, found, strict=False):
+    found = torch.autograd.grad(total, [z for _, z in timed], allow_unused=True, materialize_grads=True)
+    for (name, _), grad in zip(timed, found, strict=True):
         if bool(grad[:, at + 1 :].any()):
             raise ContractError(f"{case.op} ({case.name}): results up to {at} depend on later tokens (through {name})")
 
@@ -216,12 +181,3 @@ def check_untouched(case: OpCase, op: Op, dtype: torch.dtype) -> None:
     for got, want in zip(tensors(state), tensors(x.state), strict=True):
         if not torch.equal(got, want):
             raise ContractError(f"{case.op} ({case.name}): a call of no tokens changes the state")
-
-
-def refused(case: OpCase, op: Op, dtype: torch.dtype) -> bool:
-    """Whether the kernel refuses the dtype by a :class:`KernelError` when called."""
-    try:
-        call(case, op, draw(case, 1, 3, dtype=dtype))
-    except KernelError:
-        return True
-    return False

@@ -136,6 +136,30 @@ def check_segment(subject: Subject) -> None:
         ids = torch.tensor([[int(c) for c in row] for row in rows])
         for incoming in (False, True) if stateful and not subject.needs_context(module) else (False,):
             check_layout(subject, module, name, ids, incoming, cuts)
+    _check_undefined_pads(subject, module, stateful)
+
+
+def _check_undefined_pads(subject: Subject, module: nn.Module, stateful: bool) -> None:
+    """Pads may hold NaN, which no product with zero hides. Without gradients: those of a Linear over all tokens see it."""
+    name = "middle padding"
+    packed = _pack(subject, module, name, torch.tensor([[int(c) for c in row] for row in LAYOUTS[name]]), incoming=False)
+    if not packed.inputs.x.is_floating_point():
+        return
+    real, b = packed.segments.real, packed.ids.shape[0]
+
+    def with_nan(x: Tensor) -> Tensor:
+        return x.clone().masked_fill(~real.view(*real.shape, *[1] * (x.ndim - 2)), torch.nan) if x.is_floating_point() else x
+
+    spoilt = replace(packed.inputs, x=with_nan(packed.inputs.x), edges={k: with_nan(v) for k, v in packed.inputs.edges.items()})
+    with torch.no_grad():
+        clean, dirty = (
+            subject.call(module, given, segments=packed.segments, state=subject.init_state(module, b))
+            for given in (packed.inputs, spoilt)
+        )
+    what = f"segment law broken ({name}), with NaN at pads"
+    close(dirty.y[real], clean.y[real], tol=1e-9, what=f"{what}: output at real tokens")
+    for row in range(b) if stateful else ():
+        close_rows(dirty.state, row, clean.state, row, tol=1e-9, what=f"{what}, row {row}")
 
 
 def check_layout(subject: Subject, module: nn.Module, name: str, ids: Tensor, incoming: bool, cuts: bool) -> None:

@@ -24,7 +24,7 @@ from hybridtf.core import (
     snapshot,
     state_lengths,
 )
-from hybridtf.testing.compare import close, close_rows, storages
+from hybridtf.testing.compare import close, close_rows, finite, storages
 from hybridtf.testing.errors import ContractError
 from hybridtf.testing.subject import Inputs, Subject, max_len_counts, needs_state
 
@@ -105,6 +105,8 @@ def check_structure(subject: Subject) -> None:
     module = subject.build()
     needs_state(subject, module)
     context = subject.needs_context(module)
+    if not context:
+        _check_start(subject, module)
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
             want = form(_prefill(subject, module, 2, 5))
@@ -115,6 +117,19 @@ def check_structure(subject: Subject) -> None:
             for what, state in made.items():
                 if form(state) != want:
                     raise ContractError(f"{what} gives the state {form(state)}, a call of 5 tokens {want}")
+
+
+def _check_start(subject: Subject, module: nn.Module) -> None:
+    """Of a first state, all that is read is defined; only spare slots may be whatever stands in memory."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)  # torch.empty is full of NaN then
+    try:
+        state = subject.init_state(module, 2)
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+    for leaf in leaves(state):
+        for name, value in leaf.data.items() if isinstance(leaf, Fixed) else ():
+            finite(value, f"init_state leaves {name!r} undefined (torch.empty?)")
 
 
 def check_reorder(subject: Subject) -> None:

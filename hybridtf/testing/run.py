@@ -31,6 +31,7 @@ LAW_CHECKS: Mapping[str, Check] = {
     "segment": laws_segments.check_segment,
     "causal": laws_time.check_causal,
     "gradients": laws_build.check_gradients,
+    "finite": laws_numeric.check_finite,
     "kernels": laws_numeric.check_kernels,
     "init": laws_build.check_init,
     "meta": laws_build.check_meta,

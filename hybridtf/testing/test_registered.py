@@ -8,7 +8,7 @@ from hybridtf.core import PluginError, active, known_names
 from hybridtf.core.registry import BUILT_IN
 from hybridtf.testing.errors import NotApplicableError
 from hybridtf.testing.laws_config import preset_config
-from hybridtf.testing.laws_kernel import check_kernel
+from hybridtf.testing.laws_kernel import check_kernel, smallest_call
 from hybridtf.testing.run import PLUGIN_FAULTS, laws_for, run_law
 from hybridtf.testing.smallest import smallest_case
 from hybridtf.testing.subject import Subject
@@ -67,3 +67,7 @@ def test_kernel(kernel: Any) -> None:
         check_kernel(kernel)
     except NotApplicableError as reason:
         pytest.skip(str(reason))
+    except PLUGIN_FAULTS as error:
+        smallest = smallest_call(kernel, PLUGIN_FAULTS)
+        found = f"\nsmallest case found: {smallest}" if smallest else ""
+        pytest.fail(f"{error}{found}", pytrace=False)

@@ -41,6 +41,7 @@ OPTIONS = {
         "--prompt-file --repetition-penalty --seed --step --stop --temperature --top-k --top-p --weights -n"
     ),
     "list": "KIND --json --verbose -v",
+    "new-plugin": "NAME --path",
     "plugins": "--json",
     "report": "SOURCES... --charts --json --output --skip-corrupt --title -o",
     "schema": "--output -o",

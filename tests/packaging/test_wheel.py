@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = {"report", "text", "hf", "eval", "track", "sweep", "test", "dev"}
+EXTRAS = {"report", "text", "hf", "eval", "track", "sweep", "new", "test", "dev"}
 CORE = {"torch", "numpy", "pluggy", "jaxtyping", "safetensors", "pydantic", "typer", "rich"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -91,7 +91,9 @@ def test_wheel_carries_the_recipes(wheel_names: set[str]):
 def test_wheel_holds_nothing_else(wheel_names: set[str]):
     tops = {name.partition("/")[0] for name in wheel_names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"hybridtf"}
-    assert not [name for name in wheel_names if "/tests/" in name or name.endswith(".pyc")]
+    assert not [name for name in wheel_names if name.endswith(".pyc")]
+    tests = {name for name in wheel_names if "/tests/" in name}
+    assert all(name.startswith("hybridtf/templates/plugin/template/tests/") for name in tests), tests
     assert [name for name in wheel_names if name.endswith(".dist-info/licenses/LICENSE")]
 
 

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from torch import Tensor
 
 from hybridtf.core.kernels import Kernel, KernelRequest, always
+from hybridtf.ops.attention.cases import CASES
 from hybridtf.ops.attention.choose import attention_torch
 from hybridtf.ops.attention.mask import AttentionMask
 from hybridtf.ops.attention.reference import attention_reference
 
-__all__ = ["KERNELS", "AttentionMask", "attention_reference", "attention_torch"]
+__all__ = ["CASES", "KERNELS", "AttentionMask", "attention_reference", "attention_torch"]
 
 
 def _why_not_flash(request: KernelRequest) -> str | None:

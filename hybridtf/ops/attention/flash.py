@@ -132,10 +132,11 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, dropout_
         # is_causal would count from the first key. The CPU's backend takes a written-out mask, the GPU's an alignment.
         on_cpu = q.device.type == "cpu"
         attn_mask = torch.ones(t, s, dtype=torch.bool).tril(s - t) if on_cpu else causal_lower_right(t, s)
+    q, k, v = (x.to(q.dtype) if x.stride(-1) == 1 else x.to(q.dtype).contiguous() for x in (q, k, v))  # torch refuses others
     try:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION), no_autocast(q.device):
             out = torch.nn.functional.scaled_dot_product_attention(
-                q.transpose(1, 2), k.to(q.dtype).transpose(1, 2), v.to(q.dtype).transpose(1, 2), attn_mask=attn_mask,
+                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=attn_mask,
                 dropout_p=dropout_p, is_causal=causal and t == s, scale=scale, enable_gqa=q.shape[2] != k.shape[2],
             )
     except RuntimeError as error:

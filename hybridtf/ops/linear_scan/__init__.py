@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hybridtf.core.kernels import Kernel, always
+from hybridtf.ops.linear_scan.cases import CASES
 from hybridtf.ops.linear_scan.chunked import linear_scan_chunked
 from hybridtf.ops.linear_scan.reference import linear_scan_reference
 from hybridtf.ops.linear_scan.summary import linear_scan_combine, linear_scan_summary
@@ -24,4 +25,4 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel("linear_scan", "chunked", 10, always, _chunked),
 )
 
-__all__ = ["KERNELS", "linear_scan_chunked", "linear_scan_combine", "linear_scan_reference", "linear_scan_summary"]
+__all__ = ["CASES", "KERNELS", "linear_scan_chunked", "linear_scan_combine", "linear_scan_reference", "linear_scan_summary"]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hybridtf.core.kernels import Kernel, always
+from hybridtf.ops.rnn.cases import CASES
 from hybridtf.ops.rnn.fused import rnn_fused
 from hybridtf.ops.rnn.reference import rnn_reference
 from hybridtf.ops.rnn.shapes import GATES, STATES, Cell
@@ -24,4 +25,4 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel("rnn", "fused", 10, always, _fused),
 )
 
-__all__ = ["GATES", "KERNELS", "STATES", "Cell", "rnn_fused", "rnn_reference"]
+__all__ = ["CASES", "GATES", "KERNELS", "STATES", "Cell", "rnn_fused", "rnn_reference"]

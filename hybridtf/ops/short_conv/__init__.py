@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hybridtf.core.kernels import Kernel, always
+from hybridtf.ops.short_conv.cases import CASES
 from hybridtf.ops.short_conv.reference import short_conv_reference
 from hybridtf.ops.short_conv.taps import short_conv_taps
 
@@ -23,4 +24,4 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel("short_conv", "taps", 10, always, _taps),
 )
 
-__all__ = ["KERNELS", "short_conv_reference", "short_conv_taps"]
+__all__ = ["CASES", "KERNELS", "short_conv_reference", "short_conv_taps"]

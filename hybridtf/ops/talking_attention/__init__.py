@@ -7,10 +7,11 @@ from collections.abc import Callable
 from torch import Tensor
 
 from hybridtf.core.kernels import Kernel, always
+from hybridtf.ops.talking_attention.cases import CASES
 from hybridtf.ops.talking_attention.chunked import talking_attention_chunked
 from hybridtf.ops.talking_attention.reference import talking_attention_reference
 
-__all__ = ["KERNELS", "talking_attention_chunked", "talking_attention_reference"]
+__all__ = ["CASES", "KERNELS", "talking_attention_chunked", "talking_attention_reference"]
 
 
 def _load_reference() -> Callable[..., Tensor]:

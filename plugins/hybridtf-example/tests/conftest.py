@@ -1,4 +1,4 @@
-"""Without the plugin installed its tests are not collected: ``pip install plugins/hybridtf-example``."""
+"""Without the plugin installed (``pip install -e .``) its tests are not collected."""
 
 from importlib.util import find_spec
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from hybridtf.core import ComponentConfig, Kernel, Preset
 from hybridtf.hookspecs import hookimpl
-from hybridtf_example.gated_ema import GatedEmaConfig
-from hybridtf_example.repeat import RepeatConfig
-from hybridtf_example.windows import WINDOWS
+from hybridtf_example.kernel import KERNEL
+from hybridtf_example.mixer import GatedEmaConfig
+from hybridtf_example.task import RepeatConfig
 
 
 @hookimpl
@@ -18,7 +18,7 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
 
 @hookimpl
 def hybridtf_kernels() -> Sequence[Kernel]:
-    return (WINDOWS,)
+    return (KERNEL,)
 
 
 @hookimpl
