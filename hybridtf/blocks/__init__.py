@@ -1,4 +1,4 @@
-"""Residual wirings: one branch after the other, or both at once."""
+"""Residual wirings: one branch after the other, or both at once; over one stream or several."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from hybridtf.blocks.sequential import (
     PreNormConfig,
     SandwichConfig,
 )
+from hybridtf.blocks.streams import GatedResidualConfig, HyperConnectionsConfig, ManifoldConnectionsConfig, Streams
 from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 
 __all__ = [
-    "LearnedScale", "NormedStream", "NormedStreamConfig", "OutputNorm", "OutputNormConfig", "Parallel", "ParallelConfig",
-    "PostNorm", "PostNormConfig", "PreNorm", "PreNormConfig", "SandwichConfig",
+    "GatedResidualConfig", "HyperConnectionsConfig", "LearnedScale", "ManifoldConnectionsConfig", "NormedStream",
+    "NormedStreamConfig", "OutputNorm", "OutputNormConfig", "Parallel", "ParallelConfig", "PostNorm", "PostNormConfig",
+    "PreNorm", "PreNormConfig", "SandwichConfig", "Streams",
 ]
 
 
@@ -30,5 +32,5 @@ __all__ = [
 def hybridtf_blocks() -> Sequence[type[ComponentConfig]]:
     return (
         PreNormConfig, PostNormConfig, SandwichConfig, OutputNormConfig, NormedStreamConfig,
-        ParallelConfig,
+        ParallelConfig, HyperConnectionsConfig, ManifoldConnectionsConfig, GatedResidualConfig,
     )

@@ -57,19 +57,29 @@ from hybridtf.nn.scan import ComplexScan, Pair, Scan
 from hybridtf.nn.short_conv import HeadConv, ShortConv, ShortConvs, TokenShift
 from hybridtf.nn.softmax_mixer import Held, HeldAttention, Projected, SoftmaxMixer
 from hybridtf.nn.sparse_mixer import SparseMixer, SparseMixerConfig
+from hybridtf.nn.streams import (
+    Connected,
+    Connection,
+    GatedConnection,
+    GatedStreams,
+    HyperConnection,
+    ManifoldConnection,
+    SigmoidStreams,
+)
 
 __all__ = [
-    "DPLRSSM", "FEATURE_MAPS", "RGLRU", "Activation", "Adapted", "Alibi", "AlibiConfig", "ComplexScan", "DiagonalInit",
-    "DiagonalSSM", "Discretisation", "DropPath", "DynamicNTKScaling", "FeatureMap", "GateOptions", "GatedRMSNorm",
-    "GroupNormConfig", "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadsConfig", "HeadsMixer", "Held", "HeldAttention",
-    "ImplicitFilter", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig", "LinearHeads",
-    "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds", "NTKScaling",
-    "NoNorm", "NoNormConfig", "NoPositionConfig", "Pair", "Projected", "RMSNorm", "RMSNormConfig", "RandomFeatures", "Rope",
-    "RopeConfig", "RopeScaling", "Scan", "ShortConv", "ShortConvs", "SinusoidalPosition", "SinusoidalPositionConfig",
-    "SoftmaxMixer", "SparseMixer", "SparseMixerConfig", "TokenShift", "Written", "XPos", "XPosConfig", "YarnScaling",
-    "accumulation_dtype", "activation", "diagonal_hippo", "discretised", "head_width", "hippo_legs", "l2_normalised",
-    "log_forget", "merge_low_rank", "multiply", "pattern", "quadratic", "retention_log_decay", "running_bound", "taylor",
-    "token_positions", "told",
+    "DPLRSSM", "FEATURE_MAPS", "RGLRU", "Activation", "Adapted", "Alibi", "AlibiConfig", "ComplexScan", "Connected",
+    "Connection", "DiagonalInit", "DiagonalSSM", "Discretisation", "DropPath", "DynamicNTKScaling", "FeatureMap",
+    "GateOptions", "GatedConnection", "GatedRMSNorm", "GatedStreams", "GroupNormConfig", "HeadConv", "HeadCountsConfig",
+    "HeadLinear", "HeadsConfig", "HeadsMixer", "Held", "HeldAttention", "HyperConnection", "ImplicitFilter", "LayerNorm",
+    "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig", "LinearHeads", "LinearScaling", "Llama3Scaling",
+    "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds", "ManifoldConnection", "NTKScaling", "NoNorm",
+    "NoNormConfig", "NoPositionConfig", "Pair", "Projected", "RMSNorm", "RMSNormConfig", "RandomFeatures", "Rope",
+    "RopeConfig", "RopeScaling", "Scan", "ShortConv", "ShortConvs", "SigmoidStreams", "SinusoidalPosition",
+    "SinusoidalPositionConfig", "SoftmaxMixer", "SparseMixer", "SparseMixerConfig", "TokenShift", "Written", "XPos",
+    "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "diagonal_hippo", "discretised", "head_width",
+    "hippo_legs", "l2_normalised", "log_forget", "merge_low_rank", "multiply", "pattern", "quadratic", "retention_log_decay",
+    "running_bound", "taylor", "token_positions", "told",
 ]
 
 
