@@ -1,9 +1,10 @@
-"""Residual wirings: one branch after the other, or both at once; over one stream or several."""
+"""Residual wirings: one branch after the other, or both at once; over one stream or several; and loops."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hybridtf.blocks.loops import InjectConfig, RememberConfig
 from hybridtf.blocks.options import LearnedScale
 from hybridtf.blocks.parallel import Parallel, ParallelConfig
 from hybridtf.blocks.sequential import (
@@ -22,9 +23,9 @@ from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 
 __all__ = [
-    "GatedResidualConfig", "HyperConnectionsConfig", "LearnedScale", "ManifoldConnectionsConfig", "NormedStream",
-    "NormedStreamConfig", "OutputNorm", "OutputNormConfig", "Parallel", "ParallelConfig", "PostNorm", "PostNormConfig",
-    "PreNorm", "PreNormConfig", "SandwichConfig", "Streams",
+    "GatedResidualConfig", "HyperConnectionsConfig", "InjectConfig", "LearnedScale", "ManifoldConnectionsConfig",
+    "NormedStream", "NormedStreamConfig", "OutputNorm", "OutputNormConfig", "Parallel", "ParallelConfig", "PostNorm",
+    "PostNormConfig", "PreNorm", "PreNormConfig", "RememberConfig", "SandwichConfig", "Streams",
 ]
 
 
@@ -32,5 +33,6 @@ __all__ = [
 def hybridtf_blocks() -> Sequence[type[ComponentConfig]]:
     return (
         PreNormConfig, PostNormConfig, SandwichConfig, OutputNormConfig, NormedStreamConfig,
-        ParallelConfig, HyperConnectionsConfig, ManifoldConnectionsConfig, GatedResidualConfig,
+        ParallelConfig, HyperConnectionsConfig, ManifoldConnectionsConfig, GatedResidualConfig, RememberConfig,
+        InjectConfig,
     )
