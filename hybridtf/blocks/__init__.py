@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hybridtf.blocks.attention_residual import AttentionResidual, AttentionResidualConfig
 from hybridtf.blocks.loops import InjectConfig, RememberConfig
 from hybridtf.blocks.options import LearnedScale
 from hybridtf.blocks.parallel import Parallel, ParallelConfig
@@ -23,9 +24,10 @@ from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 
 __all__ = [
-    "GatedResidualConfig", "HyperConnectionsConfig", "InjectConfig", "LearnedScale", "ManifoldConnectionsConfig",
-    "NormedStream", "NormedStreamConfig", "OutputNorm", "OutputNormConfig", "Parallel", "ParallelConfig", "PostNorm",
-    "PostNormConfig", "PreNorm", "PreNormConfig", "RememberConfig", "SandwichConfig", "Streams",
+    "AttentionResidual", "AttentionResidualConfig", "GatedResidualConfig", "HyperConnectionsConfig", "InjectConfig",
+    "LearnedScale", "ManifoldConnectionsConfig", "NormedStream", "NormedStreamConfig", "OutputNorm", "OutputNormConfig",
+    "Parallel", "ParallelConfig", "PostNorm", "PostNormConfig", "PreNorm", "PreNormConfig", "RememberConfig",
+    "SandwichConfig", "Streams",
 ]
 
 
@@ -33,6 +35,6 @@ __all__ = [
 def hybridtf_blocks() -> Sequence[type[ComponentConfig]]:
     return (
         PreNormConfig, PostNormConfig, SandwichConfig, OutputNormConfig, NormedStreamConfig,
-        ParallelConfig, HyperConnectionsConfig, ManifoldConnectionsConfig, GatedResidualConfig, RememberConfig,
-        InjectConfig,
+        ParallelConfig, HyperConnectionsConfig, ManifoldConnectionsConfig, GatedResidualConfig,
+        AttentionResidualConfig, RememberConfig, InjectConfig,
     )

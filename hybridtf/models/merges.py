@@ -1,4 +1,4 @@
-"""What the residual stream of a stack is, and how its end becomes one tensor (b t d): a choice where there are several streams.
+"""What the residual stream of a stack is, and how its end becomes one tensor (b t d): a choice where it is not one stream.
 
 Axes: b batch, t time, s streams, d d_model.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 from torch import Tensor, nn
 
 from hybridtf.core import Block, BuildContext, Component, ConfigError, ConfigTable, Edges, NormConfig, OneOf
-from hybridtf.nn import GatedStreams, RMSNormConfig, SigmoidStreams
+from hybridtf.nn import DepthAttention, DepthOptions, GatedStreams, RMSNormConfig, SigmoidStreams, group_sums
 
 
 class Merge(nn.Module, ABC):
@@ -22,13 +22,15 @@ class Merge(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, edges: Edges) -> Tensor:
-        """Streams (b t s d) to (b t d)."""
+        """Streams (b t s d), or one and the edges of the stack, to (b t d)."""
 
 
 class MergeTable(ConfigTable):
     """Base of the tables of merges."""
 
     type: str
+    partial_sums: ClassVar[bool] = False
+    """It is for stacks whose stream is the partial sum of a group of layers; else for several streams."""
 
     def build(self, ctx: BuildContext, n_streams: int) -> Merge:
         """The module."""
@@ -76,7 +78,19 @@ class GatedConfig(MergeTable):
         return Learned(GatedStreams(ctx, n_streams, self.rank, self.norm))
 
 
-MergeConfig: TypeAlias = Annotated[MergeTable, OneOf("merge", SumConfig, MeanConfig, SigmoidConfig, GatedConfig)]
+class DepthConfig(MergeTable, DepthOptions):
+    """A learned mix over what the groups of layers gave (attention residuals)."""
+
+    type: Literal["attention_residual"] = "attention_residual"
+    partial_sums: ClassVar[bool] = True
+
+    def build(self, ctx: BuildContext, n_streams: int) -> Merge:
+        return Depth(DepthAttention(self, ctx))
+
+
+MergeConfig: TypeAlias = Annotated[
+    MergeTable, OneOf("merge", SumConfig, MeanConfig, SigmoidConfig, GatedConfig, DepthConfig)
+]
 """A field that holds one of them."""
 
 
@@ -106,6 +120,18 @@ class Learned(Merge):
         return y
 
 
+class Depth(Merge):
+    """See :class:`DepthConfig`."""
+
+    def __init__(self, attention: DepthAttention) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: Tensor, edges: Edges) -> Tensor:
+        y: Tensor = self.attention([*(edges[name] for name in group_sums(edges)), x])
+        return y
+
+
 @dataclass(frozen=True)
 class Stream:
     """What all blocks of a stack agree on."""
@@ -117,6 +143,11 @@ class Stream:
         if self.partial_sums:
             return "the partial sum of a group of layers"
         return "one residual stream" if self.n_streams == 1 else f"{self.n_streams} residual streams"
+
+    @property
+    def kind(self) -> str:
+        """What a merge of such a stream is for."""
+        return "attention residuals" if self.partial_sums else "several residual streams"
 
 
 def agreed_stream(layers: Sequence[str], blocks: Sequence[Block], where: str) -> Stream:
@@ -132,9 +163,14 @@ def agreed_stream(layers: Sequence[str], blocks: Sequence[Block], where: str) ->
 
 
 def build_merge(merge: MergeTable | None, stream: Stream, ctx: BuildContext) -> Merge | None:
-    """The merge of a stack: as said, or the sum where there are several streams and nothing is said."""
+    """The merge of a stack: as said; where nothing is said, the sum of several streams, or a mix of partial sums."""
     if merge is None:
-        return Sum() if stream.n_streams > 1 else None
-    if stream.n_streams == 1:
-        raise ctx.error(f"merge {merge.type!r} makes one of several streams, and the blocks of this stack work on {stream}")
+        merge = DepthConfig() if stream.partial_sums else SumConfig()
+        return None if stream == Stream() else merge.build(ctx, stream.n_streams)
+    if merge.partial_sums != stream.partial_sums:
+        raise ctx.error(f"merge {merge.type!r} is for {Stream(2, merge.partial_sums).kind}, and this stack works on {stream}")
+    if isinstance(merge, SumConfig | MeanConfig) and stream == Stream():
+        return None  # of one stream it is that stream
+    if stream == Stream():
+        raise ctx.error(f"merge {merge.type!r} is for {Stream(2).kind}, and this stack works on {stream}")
     return merge.build(ctx, stream.n_streams)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 from hybridtf.nn.activations import Activation, GateOptions, activation
+from hybridtf.nn.depth_attention import DepthAttention, DepthOptions, group_sum, group_sums
 from hybridtf.nn.diagonal_ssm import DiagonalInit, DiagonalSSM, Discretisation, discretised, multiply, pattern
 from hybridtf.nn.dplr_ssm import DPLRSSM
 from hybridtf.nn.feature_maps import FEATURE_MAPS, FeatureMap, quadratic, taylor
@@ -69,17 +70,17 @@ from hybridtf.nn.streams import (
 
 __all__ = [
     "DPLRSSM", "FEATURE_MAPS", "RGLRU", "Activation", "Adapted", "Alibi", "AlibiConfig", "ComplexScan", "Connected",
-    "Connection", "DiagonalInit", "DiagonalSSM", "Discretisation", "DropPath", "DynamicNTKScaling", "FeatureMap",
-    "GateOptions", "GatedConnection", "GatedRMSNorm", "GatedStreams", "GroupNormConfig", "HeadConv", "HeadCountsConfig",
-    "HeadLinear", "HeadsConfig", "HeadsMixer", "Held", "HeldAttention", "HyperConnection", "ImplicitFilter", "LayerNorm",
-    "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig", "LinearHeads", "LinearScaling", "Llama3Scaling",
-    "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds", "ManifoldConnection", "NTKScaling", "NoNorm",
-    "NoNormConfig", "NoPositionConfig", "Pair", "Projected", "RMSNorm", "RMSNormConfig", "RandomFeatures", "Rope",
-    "RopeConfig", "RopeScaling", "Scan", "ShortConv", "ShortConvs", "SigmoidStreams", "SinusoidalPosition",
-    "SinusoidalPositionConfig", "SoftmaxMixer", "SparseMixer", "SparseMixerConfig", "TokenShift", "Written", "XPos",
-    "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "diagonal_hippo", "discretised", "head_width",
-    "hippo_legs", "l2_normalised", "log_forget", "merge_low_rank", "multiply", "pattern", "quadratic", "retention_log_decay",
-    "running_bound", "taylor", "token_positions", "told",
+    "Connection", "DepthAttention", "DepthOptions", "DiagonalInit", "DiagonalSSM", "Discretisation", "DropPath",
+    "DynamicNTKScaling", "FeatureMap", "GateOptions", "GatedConnection", "GatedRMSNorm", "GatedStreams", "GroupNormConfig",
+    "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadsConfig", "HeadsMixer", "Held", "HeldAttention", "HyperConnection",
+    "ImplicitFilter", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig", "LinearHeads",
+    "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds",
+    "ManifoldConnection", "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "Pair", "Projected", "RMSNorm",
+    "RMSNormConfig", "RandomFeatures", "Rope", "RopeConfig", "RopeScaling", "Scan", "ShortConv", "ShortConvs",
+    "SigmoidStreams", "SinusoidalPosition", "SinusoidalPositionConfig", "SoftmaxMixer", "SparseMixer", "SparseMixerConfig",
+    "TokenShift", "Written", "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "diagonal_hippo",
+    "discretised", "group_sum", "group_sums", "head_width", "hippo_legs", "l2_normalised", "log_forget", "merge_low_rank",
+    "multiply", "pattern", "quadratic", "retention_log_decay", "running_bound", "taylor", "token_positions", "told",
 ]
 
 

@@ -207,7 +207,7 @@ def test_what_does_not_agree_is_refused():
         build({"a": several, "b": ATTENTION}, "a b")
     with pytest.raises(ConfigError, match=r"layer 1 works on 3 residual streams"):
         build({"a": several, "b": {**several, "n_streams": 3}}, "a b")
-    with pytest.raises(ConfigError, match=r"model\.merge: .*'gated' .* one residual stream"):
+    with pytest.raises(ConfigError, match=r"model\.merge: merge 'gated' is for several .* works on one residual stream"):
         build({"a": ATTENTION}, "a", merge={"type": "gated"})
     with pytest.raises(RecipeError, match="n_streams"):
         ManifoldConnectionsConfig(**ATTENTION, n_streams=1)
