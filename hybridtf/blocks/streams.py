@@ -59,7 +59,7 @@ class HyperConnectionsConfig(StreamsConfig, NormsBefore):
 
 
 class ManifoldConnectionsConfig(StreamsConfig, NormsBefore):
-    """Manifold-constrained hyper-connections. At the start a branch reads the mean of the streams, and each takes its output."""
+    """Manifold-constrained hyper-connections. At the start a branch reads about their mean, and each takes its output."""
 
     type: Literal["mhc"] = "mhc"
     mixing: Literal["sinkhorn", "none"] = "sinkhorn"

@@ -60,8 +60,9 @@ class Stack(nn.Module):
             key = f"shared_{name}" if blocks[name].shared else str(i)
             if key not in self.layers:
                 where = ctx.child(f"blocks.{name}", layer_idx=i, n_layers=len(layers), edges=frozenset(written))
-                block = self.layers[key] = blocks[name].build(where)
-                written.update(edge for part in (block, *block.parts().values()) for edge in part.writes)
+                block: Block = blocks[name].build(where)
+                self.layers[key] = block
+                written.update(block.writes, *(part.writes for part in block.parts().values()))
             order.append(key)
             adapters = blocks[name].adapters
             if adapters is not None:

@@ -58,8 +58,8 @@ class LanguageModelConfig(ModelConfig):
     head: Component[HeadConfig] = Field(default_factory=LMHeadConfig)
     final_norm: Component[NormConfig] = Field(default_factory=RMSNormConfig)
     merge: MergeConfig | None = Field(default=None, examples=[{"type": "mean"}])
-    """How what the stack ends with becomes one stream, where its blocks work on several or on partial sums. None: the sum of the
-    streams, or a mix of the partial sums."""
+    """How what the stack ends with becomes one stream, where its blocks work on several or on partial sums. None: the sum of
+    the streams, or a mix of the partial sums."""
     residual_init: Literal["depth", "zero"] = "depth"
     """Matrices that end a residual branch start scaled by (2 n_layers)^-0.5, or at zero."""
 

@@ -68,7 +68,7 @@ class SigmoidConfig(MergeTable):
 
 
 class GatedConfig(MergeTable):
-    """The mean of the normed streams, each channel with a gate made from all of them (Qwen4-Exp, whose ``final_norm`` is none)."""
+    """The mean of the normed streams, each channel with a gate made from all of them (Qwen4-Exp: it has no final norm)."""
 
     type: Literal["gated"] = "gated"
     rank: int = Field(default=320, gt=0)

@@ -27,7 +27,7 @@ def group_sum(i: int) -> str:
 
 def group_sums(edges: Collection[str]) -> tuple[str, ...]:
     """The names of those that there are, in order."""
-    names = []
+    names: list[str] = []
     while group_sum(len(names)) in edges:
         names.append(group_sum(len(names)))
     return tuple(names)

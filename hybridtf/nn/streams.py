@@ -5,8 +5,8 @@ w (what each stream takes), and a layer f turns the streams into
 
     x'_k = sum_j C[j, k] x_j + w_k f(sum_j a_j x_j)
 
-- :class:`HyperConnection` (https://arxiv.org/abs/2409.19606): a, C, w are learned numbers, plus small ones made from each stream.
-- :class:`ManifoldConnection` (mHC, https://arxiv.org/abs/2512.24880): a, w through a sigmoid, C near a doubly stochastic matrix.
+- :class:`HyperConnection` (https://arxiv.org/abs/2409.19606): a, C, w learned, plus small parts made from each stream.
+- :class:`ManifoldConnection` (mHC, https://arxiv.org/abs/2512.24880): a, w through a sigmoid, C near doubly stochastic.
 - :class:`GatedConnection` (Qwen4-Exp): a for each channel of the normed streams; C is the identity.
 
 Numbers that mix are made in float32 at least, and so are the sums; the result has the streams' dtype.

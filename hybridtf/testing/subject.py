@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Inputs:
-    """x (b t d), of a block over several streams (b t s d), or ids (b t), with the edges beside it and the context it looks at."""
+    """x (b t d), over several streams (b t s d), or ids (b t), with the edges beside it and the context it looks at."""
 
     x: Tensor
     edges: dict[str, Tensor] = field(default_factory=dict)

@@ -100,7 +100,8 @@ def test_a_universal_transformer_is_torchs_layer_again_and_again():
     model = build({"u": block}, "u*4")
     own = {name.removeprefix("shared_u."): p for name, p in model.stack.layers.named_parameters()}
     theirs = {}
-    for role, weight, bias in zip("qkv", layer.self_attn.in_proj_weight.chunk(3), layer.self_attn.in_proj_bias.chunk(3), strict=True):
+    inner = layer.self_attn
+    for role, weight, bias in zip("qkv", inner.in_proj_weight.chunk(3), inner.in_proj_bias.chunk(3), strict=True):
         theirs |= {f"mixer.{role}_proj.weight": weight, f"mixer.{role}_proj.bias": bias}
     pairs = {
         "mixer.out_proj": layer.self_attn.out_proj, "channel_mixer.up_proj": layer.linear1,
@@ -125,7 +126,9 @@ def _hrm(cycles_h: int, cycles_l: int):
     """Our model: the low layers see the high stream at every cycle, and the high layers the low one."""
     norm = {"type": "rms_norm", "weight": False}
     layer = {
-        "mixer": {"type": "gated_attention", "n_heads": 2, "head_dim": 6, "position": {"type": "rope"}, "qk_norm": {"type": "none"}},
+        "mixer": {
+            "type": "gated_attention", "n_heads": 2, "head_dim": 6, "position": {"type": "rope"}, "qk_norm": {"type": "none"},
+        },
         "channel_mixer": {"type": "swiglu", "d_ff": 9}, "norm": norm, "shared": True,
     }
     blocks = {
@@ -189,12 +192,14 @@ def test_equals_hrm_text(cycles_h, cycles_l):
             one = mine[f"stack.layers.shared_{name}{i}.channel_mixer.up_proj.weight"].grad
             two = other[f"model.{stack}_module.layers.{i}.mlp.up_proj.weight"].grad
             torch.testing.assert_close(one, two, rtol=1e-8, atol=1e-10)
-    torch.testing.assert_close(mine["stem.embedding.weight"].grad, other["model.embed_tokens.weight"].grad, rtol=1e-8, atol=1e-10)
+    one, two = mine["stem.embedding.weight"].grad, other["model.embed_tokens.weight"].grad
+    torch.testing.assert_close(one, two, rtol=1e-8, atol=1e-10)
 
 
 def test_what_is_refused():
-    with pytest.raises(ConfigError, match=r"model\.blocks\.b: layer 1 reads the edge 'start', which no earlier component writes"):
-        build({"a": ATTENTION, "b": {"type": "inject", "edge": "start"}, "k": {"type": "remember", "edge": "start"}}, "a b k")
+    blocks = {"a": ATTENTION, "b": {"type": "inject", "edge": "start"}, "k": {"type": "remember", "edge": "start"}}
+    with pytest.raises(ConfigError, match=r"model\.blocks\.b: layer 1 reads the edge 'start', which no earlier component"):
+        build(blocks, "a b k")
     with pytest.raises(RecipeError, match="'embedding' is the stem's"):
         build({"k": {"type": "remember", "edge": "embedding"}}, "k")
     with pytest.raises(RecipeError, match="token_ids"):

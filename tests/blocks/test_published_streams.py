@@ -14,16 +14,19 @@ from hybridtf.models.merges import GatedConfig, MeanConfig, SigmoidConfig
 from tests.strict_float64 import StrictFloat64
 
 pytest.importorskip("transformers", reason="parity needs transformers")
-from transformers.models.deepseek_v4 import modeling_deepseek_v4 as deepseek  # noqa: E402
-from transformers.models.glm5_next import modeling_glm5_next as glm  # noqa: E402
-from transformers.models.hy_v4 import modeling_hy_v4 as hy  # noqa: E402
-from transformers.models.qwen4_exp import modeling_qwen4_exp as qwen  # noqa: E402
+from transformers.models.deepseek_v4 import modeling_deepseek_v4 as deepseek
+from transformers.models.glm5_next import modeling_glm5_next as glm
+from transformers.models.hy_v4 import modeling_hy_v4 as hy
+from transformers.models.qwen4_exp import modeling_qwen4_exp as qwen
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns about kernels it does not find
 
 D, N, T = 10, 3, 7
 F64 = torch.float64
-PARTS = {"mixer": {"type": "attention", "n_heads": 2, "n_kv_heads": 1, "head_dim": 4}, "channel_mixer": {"type": "swiglu", "d_ff": 9}}
+PARTS = {
+    "mixer": {"type": "attention", "n_heads": 2, "n_kv_heads": 1, "head_dim": 4},
+    "channel_mixer": {"type": "swiglu", "d_ff": 9},
+}
 SIZES = SimpleNamespace(
     hc_mult=N, hidden_size=D, hc_sinkhorn_iters=4, hc_eps=1e-3, rms_norm_eps=1e-2, hc_magnitude=1.7, hc_count=N, hc_lowrank=5
 )
@@ -63,7 +66,8 @@ def _around(cls, block, connection, *, answer, names, **more):
 
 
 def _deepseek(block):
-    return _around(deepseek.DeepseekV4DecoderLayer, block, deepseek.DeepseekV4HyperConnection, answer=2, names=("attn_hc", "ffn_hc"))
+    layer, connection = deepseek.DeepseekV4DecoderLayer, deepseek.DeepseekV4HyperConnection
+    return _around(layer, block, connection, answer=2, names=("attn_hc", "ffn_hc"))
 
 
 def _glm(block):
@@ -102,10 +106,9 @@ def _draw(module):
 
 
 def _paired(ours, theirs, gated):
-    """Parameters of a connection of ours with those of theirs, as (name, ours, how to read theirs)."""
-    names = GATED if gated else LOGITS
-    pairs = [(name, dict(ours.named_parameters())[name], dict(theirs.named_parameters())[other]) for name, other in names.items()]
-    return pairs
+    """Parameters of a connection of ours with those of theirs that they equal."""
+    own, other = dict(ours.named_parameters()), dict(theirs.named_parameters())
+    return [(own[name], other[as_theirs]) for name, as_theirs in (GATED if gated else LOGITS).items()]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -124,20 +127,21 @@ def test_equals_the_published_layer(name):
             weights = other.hc_norm.weight.detach().view(N, D)
             for norm, weight in zip(own.gate.norms, weights, strict=True):
                 norm.weight.data.copy_(weight)
-    for _, one, other in pairs:
+    for one, other in pairs:
         one.data.copy_(other.data)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(2, T, N, D, dtype=F64, generator=generator).requires_grad_()
     probe = torch.randn(2, T, N, D, dtype=F64, generator=generator)
     given = x.flatten(-2) if gated else x
     with StrictFloat64():
-        want = layer(given, position_embeddings=None) if gated else layer(given)
-    want = (want[0] if isinstance(want, tuple) else want).unflatten(-1, (N, D)) if gated else want[0] if isinstance(want, tuple) else want
+        want = layer(given, position_embeddings=None)
+    want = want[0] if isinstance(want, tuple) else want
+    want = want.unflatten(-1, (N, D)) if gated else want
     got = block(x, {}).x
     torch.testing.assert_close(got, want, rtol=0, atol=1e-11)
     inner = [x, *block.mixer.parameters(), *block.channel_mixer.parameters()]
-    a = torch.autograd.grad((got * probe).sum(), [*inner, *(one for _, one, _ in pairs)], retain_graph=True)
-    b = torch.autograd.grad((want * probe).sum(), [*inner, *(other for _, _, other in pairs)], retain_graph=True)
+    a = torch.autograd.grad((got * probe).sum(), [*inner, *(one for one, _ in pairs)], retain_graph=True)
+    b = torch.autograd.grad((want * probe).sum(), [*inner, *(other for _, other in pairs)], retain_graph=True)
     for one, two in zip(a, b, strict=True):
         assert two.any()
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-10)
