@@ -7,8 +7,8 @@ s_0 (the stem's output), s_1, ..., are edges.
     y = f(norm(h))
     x' = x + y                             in the first branch of a group: x becomes s_{n+1}, and x' = y
 
-The first branch of the stack reads x itself. The model ends with a mix of its own (``merge``). Published layers mix for
-queries, keys and values apart in some places (Inkling 2's full attention); here a branch reads one mix.
+The first branch of the stack has no mix and reads x itself, but in a shared block, which may come again. The model ends with
+a mix of its own (``merge``). Inkling 2's full attention has a mix for each of queries, keys and values; here a branch reads one.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class AttentionResidual(Wiring):
         call: dict[str, Any] = {"segments": segments, "state": state, "context": context, "keep": keep}
         for i, branch in enumerate(self.parts()):
             before = [seen.edges[name] for name in group_sums(seen.edges)]
-            h: Tensor = getattr(self, f"{BRANCHES[branch]}_depth")([*before, x]) if before else x
+            depth: DepthAttention | None = getattr(self, f"{BRANCHES[branch]}_depth", None)
+            h = x if depth is None else depth([*before, x])
             y = self.scaled(branch, self.branch(branch, self.norm(branch, h), seen, **call))
             if i == 0 and self.begins_group:
                 seen.edges[group_sum(len(before))] = x

@@ -169,8 +169,6 @@ def build_merge(merge: MergeTable | None, stream: Stream, ctx: BuildContext) -> 
         return None if stream == Stream() else merge.build(ctx, stream.n_streams)
     if merge.partial_sums != stream.partial_sums:
         raise ctx.error(f"merge {merge.type!r} is for {Stream(2, merge.partial_sums).kind}, and this stack works on {stream}")
-    if isinstance(merge, SumConfig | MeanConfig) and stream == Stream():
-        return None  # of one stream it is that stream
     if stream == Stream():
         raise ctx.error(f"merge {merge.type!r} is for {Stream(2).kind}, and this stack works on {stream}")
     return merge.build(ctx, stream.n_streams)

@@ -78,6 +78,8 @@ def drawable(kind: str) -> tuple[str, ...]:
             module = subject.build_plain()
             if subject.needs_context(module) or set(subject.reads(module)) - {"token_ids", "embedding"}:
                 continue
+        if kind == "blocks" and not Subject(kind, config, d_model=D_MODEL).build_plain().parts():
+            continue  # it only serves other layers
         names.append(name)
     return tuple(names)
 
