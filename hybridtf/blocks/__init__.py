@@ -1,9 +1,11 @@
-"""Residual wirings: one branch after the other, or both at once."""
+"""Residual wirings: one branch after the other, or both at once; over one stream or several; and loops."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hybridtf.blocks.attention_residual import AttentionResidual, AttentionResidualConfig
+from hybridtf.blocks.loops import InjectConfig, RememberConfig
 from hybridtf.blocks.options import LearnedScale
 from hybridtf.blocks.parallel import Parallel, ParallelConfig
 from hybridtf.blocks.sequential import (
@@ -17,12 +19,15 @@ from hybridtf.blocks.sequential import (
     PreNormConfig,
     SandwichConfig,
 )
+from hybridtf.blocks.streams import GatedResidualConfig, HyperConnectionsConfig, ManifoldConnectionsConfig, Streams
 from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 
 __all__ = [
-    "LearnedScale", "NormedStream", "NormedStreamConfig", "OutputNorm", "OutputNormConfig", "Parallel", "ParallelConfig",
-    "PostNorm", "PostNormConfig", "PreNorm", "PreNormConfig", "SandwichConfig",
+    "AttentionResidual", "AttentionResidualConfig", "GatedResidualConfig", "HyperConnectionsConfig", "InjectConfig",
+    "LearnedScale", "ManifoldConnectionsConfig", "NormedStream", "NormedStreamConfig", "OutputNorm", "OutputNormConfig",
+    "Parallel", "ParallelConfig", "PostNorm", "PostNormConfig", "PreNorm", "PreNormConfig", "RememberConfig",
+    "SandwichConfig", "Streams",
 ]
 
 
@@ -30,5 +35,6 @@ __all__ = [
 def hybridtf_blocks() -> Sequence[type[ComponentConfig]]:
     return (
         PreNormConfig, PostNormConfig, SandwichConfig, OutputNormConfig, NormedStreamConfig,
-        ParallelConfig,
+        ParallelConfig, HyperConnectionsConfig, ManifoldConnectionsConfig, GatedResidualConfig,
+        AttentionResidualConfig, RememberConfig, InjectConfig,
     )

@@ -152,7 +152,20 @@ class BlockOutput(NamedTuple):
 
 
 class Block(nn.Module, ABC):
-    """Norms, mixers and residual wiring: one layer of a stack."""
+    """Norms, mixers and residual wiring: one layer of a stack. All blocks of a stack agree on what the stream is."""
+
+    n_streams: int = 1
+    """Streams that the residual stream has: with one, x is (b t d), with more (b t s d), in and out. May be set by an
+    instance."""
+
+    partial_sums: bool = False
+    """The stream is what one group of layers has added so far; the sums of the groups before it are edges."""
+
+    reads: tuple[str, ...] = ()
+    """Edges that the block itself needs, beside those of its parts. May be set by an instance."""
+
+    writes: tuple[str, ...] = ()
+    """Edges that the block itself writes. May be set by an instance."""
 
     @abstractmethod
     def parts(self) -> dict[str, _Part]:
@@ -164,7 +177,7 @@ class Block(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, x: Float[Tensor, "b t d"], edges: Edges, *, segments: Segments | None = None, state: State | None = None,
+        self, x: Float[Tensor, "b t *s d"], edges: Edges, *, segments: Segments | None = None, state: State | None = None,
         context: Context | None = None, keep: int = 0,
     ) -> BlockOutput: ...
 

@@ -23,6 +23,7 @@ from hybridtf.core import (
     State,
     known_names,
 )
+from hybridtf.models.merges import MergeTable, agreed_stream, build_merge
 from hybridtf.models.pattern import print_pattern
 from hybridtf.models.visits import Visit
 
@@ -41,10 +42,14 @@ class Stack(nn.Module):
 
     State is per visit, weights per name: a shared block (``layers.shared_NAME``) is visited by many layers. What a layer
     adds to it of its own stands under the layer's number (``layers.3.adapters...``).
+
+    It takes and returns (b t d). Where its blocks work on several streams, each starts as what came in, and ``merge`` makes
+    one tensor of what they end with.
     """
 
     def __init__(
-        self, layers: tuple[str, ...], blocks: Mapping[str, BlockConfig], ctx: BuildContext, *, edges: tuple[str, ...] = ()
+        self, layers: tuple[str, ...], blocks: Mapping[str, BlockConfig], ctx: BuildContext, *, edges: tuple[str, ...] = (),
+        merge: MergeTable | None = None,
     ) -> None:
         super().__init__()
         self.layer_names = layers
@@ -55,8 +60,9 @@ class Stack(nn.Module):
             key = f"shared_{name}" if blocks[name].shared else str(i)
             if key not in self.layers:
                 where = ctx.child(f"blocks.{name}", layer_idx=i, n_layers=len(layers), edges=frozenset(written))
-                block = self.layers[key] = blocks[name].build(where)
-                written.update(edge for part in block.parts().values() for edge in part.writes)
+                block: Block = blocks[name].build(where)
+                self.layers[key] = block
+                written.update(block.writes, *(part.writes for part in block.parts().values()))
             order.append(key)
             adapters = blocks[name].adapters
             if adapters is not None:
@@ -65,8 +71,10 @@ class Stack(nn.Module):
                     raise where.error("adapters tell the layers of a shared block apart: they need shared = true")
                 self.layers[str(i)] = Visit(adapters, self.layers[key], where)
         self.order = tuple(order)
+        self.stream = agreed_stream(layers, self.blocks(), ctx.where)
+        self.merge = build_merge(merge, self.stream, ctx.child("merge", edges=frozenset(written)))
         parts = [part for block in self.blocks() for part in block.parts().values()]
-        read = {edge for part in parts for edge in part.reads}
+        read = {edge for reader in (*parts, *self.blocks()) for edge in reader.reads}
         for part in parts:
             part.unread(frozenset(part.writes) - read)
         self.takes = {field for block in self.blocks() for part in block.parts().values() for field in part.takes}
@@ -100,6 +108,8 @@ class Stack(nn.Module):
         losses: dict[str, tuple[Tensor, Tensor]] = {}
         states: list[State] = []
         seen = dict(edges)
+        if self.stream.n_streams > 1:
+            x = x.unsqueeze(-2).expand(*x.shape[:-1], self.stream.n_streams, -1)
         for i in range(len(self.order)):
             run = self._callable(i)
             options: dict[str, Any] = {
@@ -112,6 +122,8 @@ class Stack(nn.Module):
             x, seen = out.x, out.edges
             states.append(out.state)
             losses = add_losses(losses, out.losses)
+        if self.merge is not None:
+            x = self.merge(x, seen)
         return BlockOutput(x, seen, losses, None if state is None else tuple(states))
 
     def _check(self, segments: Segments | None) -> None:
@@ -125,31 +137,37 @@ class Stack(nn.Module):
 
 def build_stack(
     layers: tuple[str, ...], blocks: Mapping[str, BlockConfig], ctx: BuildContext, *, edges: tuple[str, ...] = (),
-    context: bool = False,
+    context: bool = False, merge: MergeTable | None = None,
 ) -> Stack:
     """Build the layers and check what crosses them: every edge that a component reads needs an earlier writer.
 
-    ``context``: the model hands one to its layers. Raises :class:`ConfigError` for a block that no layer uses, an edge that
-    nobody wrote, and a component that needs a context where there is none, naming the layer.
+    ``context``: the model hands one to its layers. ``merge``: how several streams become one. Raises :class:`ConfigError`,
+    naming the layer, for a block that no layer uses, an edge that nobody wrote, a component that needs a context where there
+    is none, and blocks that do not agree on what the residual stream is.
     """
     unused = sorted(set(blocks) - set(layers))
     if unused:
         raise ctx.error(
             f"block {unused[0]!r} is used by no layer of the pattern {print_pattern(layers)!r}; use it or take it out"
         )
-    stack = Stack(layers, blocks, ctx, edges=edges)
+    stack = Stack(layers, blocks, ctx, edges=edges, merge=merge)
     written = set(edges)
     for i, (name, block) in enumerate(zip(layers, stack.blocks(), strict=True)):
+        here = f"{ctx.where}.blocks.{name}"
+        _check_reads(block, here, i, written)
         for part_name, part in block.parts().items():
             if getattr(part, "needs_context", False) and not context:
-                raise ConfigError(
-                    f"{ctx.where}.blocks.{name}.{part_name}: layer {i} looks at a context, and this model has none to give"
-                )
-            for edge in part.reads:
-                if edge not in written:
-                    raise ConfigError(
-                        f"{ctx.where}.blocks.{name}.{part_name}: layer {i} reads the edge {edge!r}, which no earlier "
-                        f"component writes. {known_names(edge, written)}"
-                    )
+                raise ConfigError(f"{here}.{part_name}: layer {i} looks at a context, and this model has none to give")
+            _check_reads(part, f"{here}.{part_name}", i, written)
             written.update(part.writes)
+        written.update(block.writes)
     return stack
+
+
+def _check_reads(part: Any, where: str, layer: int, written: set[str]) -> None:
+    for edge in part.reads:
+        if edge not in written:
+            raise ConfigError(
+                f"{where}: layer {layer} reads the edge {edge!r}, which no earlier component writes. "
+                f"{known_names(edge, written)}"
+            )

@@ -32,6 +32,7 @@ from hybridtf.core import (
 from hybridtf.core import Stack as StackView
 from hybridtf.models.compose import add_losses, build_stack
 from hybridtf.models.heads import LMHeadConfig
+from hybridtf.models.merges import MergeConfig
 from hybridtf.models.pattern import expand_pattern, print_pattern
 from hybridtf.models.stems import TokenEmbeddingConfig
 from hybridtf.nn import RMSNormConfig
@@ -56,6 +57,9 @@ class LanguageModelConfig(ModelConfig):
     stem: Component[StemConfig] = Field(default_factory=TokenEmbeddingConfig)
     head: Component[HeadConfig] = Field(default_factory=LMHeadConfig)
     final_norm: Component[NormConfig] = Field(default_factory=RMSNormConfig)
+    merge: MergeConfig | None = Field(default=None, examples=[{"type": "mean"}])
+    """How what the stack ends with becomes one stream, where its blocks work on several or on partial sums. None: the sum of
+    the streams, or a mix of the partial sums."""
     residual_init: Literal["depth", "zero"] = "depth"
     """Matrices that end a residual branch start scaled by (2 n_layers)^-0.5, or at zero."""
 
@@ -114,7 +118,7 @@ class LanguageModel(nn.Module):
             raise ConfigError("language_model: a device mesh was given, and none of its parts says yet how it shards")
         self.seed = ctx.seed
         self.stem = config.stem.build(ctx.child("stem"), config.vocab_size)
-        self.stack = build_stack(layers, config.blocks, ctx, edges=self.stem.writes)
+        self.stack = build_stack(layers, config.blocks, ctx, edges=self.stem.writes, merge=config.merge)
         self.final_norm = config.final_norm.build(ctx.child("final_norm"))
         self.head: Head = config.head.build(ctx.child("head"), config.vocab_size)
         if self.head.needs_tied_weight and self.stem.tied_weight() is None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 from hybridtf.nn.activations import Activation, GateOptions, activation
+from hybridtf.nn.depth_attention import DepthAttention, DepthOptions, group_sum, group_sums
 from hybridtf.nn.diagonal_ssm import DiagonalInit, DiagonalSSM, Discretisation, discretised, filled_with, multiply
 from hybridtf.nn.dplr_ssm import DPLRSSM
 from hybridtf.nn.feature_maps import FEATURE_MAPS, FeatureMap, quadratic, taylor
@@ -58,34 +59,38 @@ from hybridtf.nn.scan import ComplexScan, Pair, Scan
 from hybridtf.nn.short_conv import HeadConv, ShortConv, ShortConvs, TokenShift
 from hybridtf.nn.softmax_mixer import Held, HeldAttention, Projected, SoftmaxMixer
 from hybridtf.nn.sparse_mixer import SparseMixer, SparseMixerConfig
+from hybridtf.nn.streams import (
+    Connected,
+    Connection,
+    GatedConnection,
+    GatedStreams,
+    HyperConnection,
+    ManifoldConnection,
+    SigmoidStreams,
+)
 
 __all__ = [
-    "DPLRSSM", "FEATURE_MAPS", "RGLRU", "Activation", "Adapted", "Alibi", "AlibiConfig", "ComplexScan", "DiagonalInit",
-    "DiagonalSSM", "Discretisation", "DropPath", "DynamicNTKScaling", "FeatureMap", "GateOptions", "GatedRMSNorm",
-    "GroupNormConfig", "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadsConfig", "HeadsMixer", "Held", "HeldAttention",
+    "DPLRSSM", "FEATURE_MAPS", "RGLRU", "Activation", "Adapted", "Alibi", "AlibiConfig", "ComplexScan", "Connected",
+    "Connection", "DepthAttention", "DepthOptions", "DiagonalInit", "DiagonalSSM", "Discretisation", "DropPath",
+    "DynamicNTKScaling", "FeatureMap", "GateOptions", "GatedConnection", "GatedRMSNorm", "GatedStreams", "GroupNormConfig",
+    "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadsConfig", "HeadsMixer", "Held", "HeldAttention", "HyperConnection",
     "ImplicitFilter", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig", "LinearHeads",
-    "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds", "NTKScaling",
-    "NoNorm", "NoNormConfig", "NoPositionConfig", "Pair", "PositiveRange", "PowerOfTwo", "Projected", "RMSNorm",
-    "RMSNormConfig", "RandomFeatures", "Rope", "RopeConfig", "RopeScaling", "Scan", "ShortConv", "ShortConvs",
-    "SinusoidalPosition", "SinusoidalPositionConfig", "SoftmaxMixer", "SparseMixer", "SparseMixerConfig", "TokenShift",
-    "Written", "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "diagonal_hippo", "discretised",
-    "filled_with", "head_width", "hippo_legs", "l2_normalised", "log_forget", "merge_low_rank", "multiply", "quadratic",
-    "retention_log_decay", "running_bound", "taylor", "token_positions", "told",
+    "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds",
+    "ManifoldConnection", "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "Pair", "PositiveRange", "PowerOfTwo",
+    "Projected", "RMSNorm", "RMSNormConfig", "RandomFeatures", "Rope", "RopeConfig", "RopeScaling", "Scan", "ShortConv",
+    "ShortConvs", "SigmoidStreams", "SinusoidalPosition", "SinusoidalPositionConfig", "SoftmaxMixer", "SparseMixer",
+    "SparseMixerConfig", "TokenShift", "Written", "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype", "activation",
+    "diagonal_hippo", "discretised", "filled_with", "group_sum", "group_sums", "head_width", "hippo_legs", "l2_normalised",
+    "log_forget", "merge_low_rank", "multiply", "quadratic", "retention_log_decay", "running_bound", "taylor",
+    "token_positions", "told",
 ]
 
 
 @hookimpl
 def hybridtf_norms() -> Sequence[type[ComponentConfig]]:
-    return (RMSNormConfig, LayerNormConfig, GroupNormConfig, NoNormConfig)
-
-
-@hookimpl
-def hybridtf_positions() -> Sequence[type[ComponentConfig]]:
     return (
-        NoPositionConfig,
-        RopeConfig,
-        XPosConfig,
-        AlibiConfig,
-        LearnedPositionConfig,
-        SinusoidalPositionConfig,
+        RMSNormConfig,
+        LayerNormConfig,
+        GroupNormConfig,
+        NoNormConfig,
     )

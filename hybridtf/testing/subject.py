@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Inputs:
-    """x (b t d), or ids (b t), with the edges that come beside it and the context it looks at."""
+    """x (b t d), over several streams (b t s d), or ids (b t), with the edges beside it and the context it looks at."""
 
     x: Tensor
     edges: dict[str, Tensor] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class Subject:
         """Edges that must be given."""
         if isinstance(module, Block):
             written: set[str] = set()
-            needed = []
+            needed = list(module.reads)
             for part in module.parts().values():
                 needed += [name for name in part.reads if name not in written]
                 written |= set(part.writes)
@@ -181,7 +181,8 @@ class Subject:
         for name, shape in self._edge_shapes(module).items():
             ids = torch.randint(0, VOCAB, (b, t), generator=generator)
             edges[name] = ids if name == "token_ids" else randn(b, t, *shape)
-        x = randn(b, t, self.d_model)
+        streams = getattr(module, "n_streams", 1)
+        x = randn(b, t, *((streams,) if streams > 1 else ()), self.d_model)
         context = None
         if self.needs_context(module):
             context = Context(randn(b, 5, self.d_model), None)

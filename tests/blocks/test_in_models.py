@@ -5,13 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hybridtf.blocks import AttentionResidualConfig
+from hybridtf.blocks.options import WiringConfig
+from hybridtf.blocks.streams import StreamsConfig
 from hybridtf.core import BuildContext, Segments, active
 from hybridtf.models import LanguageModelConfig
 
 ATTENTION = {"mixer": {"type": "attention", "n_heads": 2}, "channel_mixer": {"type": "swiglu", "d_ff": 12}}
 MAMBA = {"mixer": {"type": "mamba2", "d_state": 4, "head_dim": 4}, "channel_mixer": {"type": "mlp", "d_ff": 12}}
 OPTIONS = {"residual_scale": 0.7, "norm": {"type": "rms_norm", "unit_offset": True}}
-WIRINGS = sorted(active()["blocks"].configs())
+WIRINGS = sorted(
+    name for name, cls in active()["blocks"].configs().items()
+    if issubclass(cls, WiringConfig) and not issubclass(cls, StreamsConfig | AttentionResidualConfig)
+)
 IDS = torch.randint(0, 13, (2, 11), generator=torch.Generator().manual_seed(0))
 
 

@@ -78,6 +78,8 @@ def drawable(kind: str) -> tuple[str, ...]:
             module = subject.build_plain()
             if subject.needs_context(module) or set(subject.reads(module)) - {"token_ids", "embedding"}:
                 continue
+        if kind == "blocks" and not Subject(kind, config, d_model=D_MODEL).build_plain().parts():
+            continue  # it only serves other layers
         names.append(name)
     return tuple(names)
 
@@ -122,6 +124,28 @@ def _takes(kind: str, config: ComponentConfig, position: dict[str, Any]) -> bool
     return builds(kind, changed)
 
 
+# -- residual streams ----------------------------------------------------------------------------------------------------
+
+STREAMS = ("one", "one again", "several", "partial sums")
+"""What the residual stream of a stack is, which its blocks must agree on. Most blocks work on one."""
+
+N_STREAMS = 2
+
+
+@functools.cache
+def stream_of(name: str) -> str:
+    """Which of them a block works on."""
+    module = Subject("blocks", tiny("blocks", name), d_model=D_MODEL).build_plain()
+    return "partial sums" if module.partial_sums else "one" if module.n_streams == 1 else "several"
+
+
+def merges_of(stream: str) -> list[dict[str, Any] | None]:
+    """What may come of a stream at the end of a stack."""
+    if stream == "several":
+        return [None, {"type": "mean"}, {"type": "sigmoid"}, {"type": "gated", "rank": 3}]
+    return [None, {"type": "attention_residual", "values": "normed"}] if stream == "partial sums" else [None]
+
+
 # -- drawing -------------------------------------------------------------------------------------------------------------
 
 
@@ -131,6 +155,7 @@ class Drawn:
     def __init__(self, seed: int) -> None:
         self.seed, self.rng = seed, random.Random(seed)
         self.cards: dict[str, set[str]] = {}
+        self.stream = dealt("streams", seed, STREAMS).removesuffix(" again")
         blocks = {name: self._block(N_BLOCKS * seed + i) for i, name in enumerate("abc")}
         layers = [*blocks, *self.rng.choices(list(blocks), k=self.rng.randint(0, 1))]
         if self.rng.random() < 0.5:
@@ -139,6 +164,7 @@ class Drawn:
         self.config = LanguageModelConfig(
             vocab_size=VOCAB, d_model=D_MODEL, pattern=" ".join(layers), blocks=blocks, max_seq_len=MAX_SEQ_LEN,
             stem=self._stem(), head=self._head(), final_norm=self._norm((N_BLOCKS + 1) * seed + N_BLOCKS),
+            merge=self.rng.choice(merges_of(self.stream)),
         )  # type: ignore[arg-type]
 
     def build(self) -> LanguageModel:
@@ -189,9 +215,12 @@ class Drawn:
         return self._varied("norms", tiny("norms", self._card("norms", slot, drawable("norms"))), 0.3)
 
     def _block(self, slot: int) -> ComponentConfig:
-        name = self._card("blocks", slot, drawable("blocks"))
+        of_stream = [name for name in drawable("blocks") if stream_of(name) == self.stream]
+        name = self._card("blocks", slot, of_stream)
         cls = active()["blocks"].get(name)
         table = self._varied("blocks", cls.tiny(), 0.4).to_dict()
+        if "n_streams" in table:
+            table["n_streams"] = N_STREAMS
         if "norm" in cls.model_fields:
             table["norm"] = self._norm(slot + self.seed)
         parts: dict[str, Any] = {}
