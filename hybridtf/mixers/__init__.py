@@ -81,6 +81,7 @@ from hybridtf.mixers.slstm import SLSTM, SLSTMConfig
 from hybridtf.mixers.strided_sparse import StridedSparse, StridedSparseConfig
 from hybridtf.mixers.talking_heads import TalkingHeads, TalkingHeadsConfig
 from hybridtf.mixers.tiled_attention import TiledAttention, TiledAttentionConfig
+from hybridtf.mixers.ttt import TTTLinear, TTTLinearConfig
 
 __all__ = [
     "CCA", "EMA", "GDN2", "GLA", "GSA", "H3", "HGRN", "HGRN2", "KDA", "LRU", "MLA", "MLSTM", "RWKV4", "RWKV5", "RWKV6",
@@ -98,8 +99,8 @@ __all__ = [
     "MobaConfig", "MultiScale", "MultiScaleConfig", "ParallelMixers", "ParallelMixersConfig", "Performer", "PerformerConfig",
     "RGLRUConfig", "RGLRUMixer", "RNNConfig", "RWKV4Config", "RWKV5Config", "RWKV6Config", "RWKV7Config", "Rebased",
     "RebasedConfig", "Recurrent", "RecurrentConfig", "RetNet", "RetNetConfig", "S4Config", "S4DConfig", "S5Config",
-    "SLSTMConfig", "SimpleGLA", "SimpleGLAConfig", "StateSpace", "StridedSparse", "StridedSparseConfig", "TalkingHeads",
-    "TalkingHeadsConfig", "TiledAttention", "TiledAttentionConfig",
+    "SLSTMConfig", "SimpleGLA", "SimpleGLAConfig", "StateSpace", "StridedSparse", "StridedSparseConfig", "TTTLinear",
+    "TTTLinearConfig", "TalkingHeads", "TalkingHeadsConfig", "TiledAttention", "TiledAttentionConfig",
 ]
 
 
@@ -170,4 +171,5 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         S4DConfig,
         H3Config,
         HyenaConfig,
+        TTTLinearConfig,
     )

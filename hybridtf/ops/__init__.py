@@ -23,6 +23,7 @@ from hybridtf.ops import (
     ssd,
     state_space,
     talking_attention,
+    ttt,
     wkv,
 )
 
@@ -47,6 +48,7 @@ def hybridtf_kernels() -> Sequence[Kernel]:
         *gated_delta_rule.KERNELS,
         *long_conv.KERNELS,
         *state_space.KERNELS,
+        *ttt.KERNELS,
     )
 
 
@@ -63,4 +65,5 @@ def hybridtf_op_cases() -> Sequence[OpCase]:
         *gated_delta_rule.CASES,
         *state_space.CASES,
         *long_conv.CASES,
+        *ttt.CASES,
     )
