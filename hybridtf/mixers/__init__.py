@@ -55,6 +55,7 @@ from hybridtf.mixers.lru import LRU, LRUConfig
 from hybridtf.mixers.mamba import Mamba, MambaConfig
 from hybridtf.mixers.mamba2 import LogLinearConfig, LogLinearMamba2, Mamba2, Mamba2Config
 from hybridtf.mixers.mamba3 import Mamba3, Mamba3Config
+from hybridtf.mixers.mesa import Mesa, MesaConfig
 from hybridtf.mixers.meta_tokens import MetaTokens, MetaTokensConfig
 from hybridtf.mixers.min_gru import MinGRU, MinGRUConfig, MinLSTM, MinLSTMConfig
 from hybridtf.mixers.mla import MLA, MLAConfig
@@ -95,12 +96,13 @@ __all__ = [
     "LSTMConfig", "LightningAttention", "LightningAttentionConfig", "LinearAttention", "LinearAttentionConfig",
     "LinearTransformer", "LinearTransformerConfig", "LogLinearConfig", "LogLinearMamba2", "Longformer", "LongformerConfig",
     "LoraMixer", "LoraMixerConfig", "MLAConfig", "MLSTMConfig", "Mamba", "Mamba2", "Mamba2Config", "Mamba3", "Mamba3Config",
-    "MambaConfig", "MetaTokens", "MetaTokensConfig", "MinGRU", "MinGRUConfig", "MinLSTM", "MinLSTMConfig", "Moba",
-    "MobaConfig", "MultiScale", "MultiScaleConfig", "ParallelMixers", "ParallelMixersConfig", "Performer", "PerformerConfig",
-    "RGLRUConfig", "RGLRUMixer", "RNNConfig", "RWKV4Config", "RWKV5Config", "RWKV6Config", "RWKV7Config", "Rebased",
-    "RebasedConfig", "Recurrent", "RecurrentConfig", "RetNet", "RetNetConfig", "S4Config", "S4DConfig", "S5Config",
-    "SLSTMConfig", "SimpleGLA", "SimpleGLAConfig", "StateSpace", "StridedSparse", "StridedSparseConfig", "TTTLinear",
-    "TTTLinearConfig", "TalkingHeads", "TalkingHeadsConfig", "TiledAttention", "TiledAttentionConfig",
+    "MambaConfig", "Mesa", "MesaConfig", "MetaTokens", "MetaTokensConfig", "MinGRU", "MinGRUConfig", "MinLSTM",
+    "MinLSTMConfig", "Moba", "MobaConfig", "MultiScale", "MultiScaleConfig", "ParallelMixers", "ParallelMixersConfig",
+    "Performer", "PerformerConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "RWKV4Config", "RWKV5Config", "RWKV6Config",
+    "RWKV7Config", "Rebased", "RebasedConfig", "Recurrent", "RecurrentConfig", "RetNet", "RetNetConfig", "S4Config",
+    "S4DConfig", "S5Config", "SLSTMConfig", "SimpleGLA", "SimpleGLAConfig", "StateSpace", "StridedSparse",
+    "StridedSparseConfig", "TTTLinear", "TTTLinearConfig", "TalkingHeads", "TalkingHeadsConfig", "TiledAttention",
+    "TiledAttentionConfig",
 ]
 
 
@@ -172,4 +174,5 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         H3Config,
         HyenaConfig,
         TTTLinearConfig,
+        MesaConfig,
     )

@@ -16,6 +16,7 @@ from hybridtf.ops import (
     linear_scan,
     log_linear,
     long_conv,
+    mesa,
     rnn,
     selective_scan,
     short_conv,
@@ -49,6 +50,7 @@ def hybridtf_kernels() -> Sequence[Kernel]:
         *long_conv.KERNELS,
         *state_space.KERNELS,
         *ttt.KERNELS,
+        *mesa.KERNELS,
     )
 
 
@@ -66,4 +68,5 @@ def hybridtf_op_cases() -> Sequence[OpCase]:
         *state_space.CASES,
         *long_conv.CASES,
         *ttt.CASES,
+        *mesa.CASES,
     )
