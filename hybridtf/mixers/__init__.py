@@ -48,6 +48,7 @@ from hybridtf.mixers.h3 import H3, H3Config
 from hybridtf.mixers.hgrn import HGRN, HGRNConfig
 from hybridtf.mixers.hgrn2 import HGRN2, HGRN2Config
 from hybridtf.mixers.hyena import Hyena, HyenaConfig
+from hybridtf.mixers.lightnet import LightNet, LightNetConfig
 from hybridtf.mixers.linear_attention import LinearAttention, LinearAttentionConfig
 from hybridtf.mixers.longformer import Longformer, LongformerConfig
 from hybridtf.mixers.lora import LoraMixer, LoraMixerConfig
@@ -55,6 +56,7 @@ from hybridtf.mixers.lru import LRU, LRUConfig
 from hybridtf.mixers.mamba import Mamba, MambaConfig
 from hybridtf.mixers.mamba2 import LogLinearConfig, LogLinearMamba2, Mamba2, Mamba2Config
 from hybridtf.mixers.mamba3 import Mamba3, Mamba3Config
+from hybridtf.mixers.mesa import Mesa, MesaConfig
 from hybridtf.mixers.meta_tokens import MetaTokens, MetaTokensConfig
 from hybridtf.mixers.min_gru import MinGRU, MinGRUConfig, MinLSTM, MinLSTMConfig
 from hybridtf.mixers.mla import MLA, MLAConfig
@@ -81,6 +83,7 @@ from hybridtf.mixers.slstm import SLSTM, SLSTMConfig
 from hybridtf.mixers.strided_sparse import StridedSparse, StridedSparseConfig
 from hybridtf.mixers.talking_heads import TalkingHeads, TalkingHeadsConfig
 from hybridtf.mixers.tiled_attention import TiledAttention, TiledAttentionConfig
+from hybridtf.mixers.ttt import TTTLinear, TTTLinearConfig
 
 __all__ = [
     "CCA", "EMA", "GDN2", "GLA", "GSA", "H3", "HGRN", "HGRN2", "KDA", "LRU", "MLA", "MLSTM", "RWKV4", "RWKV5", "RWKV6",
@@ -91,14 +94,15 @@ __all__ = [
     "GLAConfig", "GRUConfig", "GSAConfig", "GatedAttention", "GatedAttentionConfig", "GatedDeltaNet", "GatedDeltaNetConfig",
     "GatedDeltaProduct", "GatedDeltaProductConfig", "GatedShortConv", "GatedShortConvConfig", "GriffinRecurrent",
     "GriffinRecurrentConfig", "H3Config", "HGRN2Config", "HGRNConfig", "Hyena", "HyenaConfig", "KDAConfig", "LRUConfig",
-    "LSTMConfig", "LightningAttention", "LightningAttentionConfig", "LinearAttention", "LinearAttentionConfig",
-    "LinearTransformer", "LinearTransformerConfig", "LogLinearConfig", "LogLinearMamba2", "Longformer", "LongformerConfig",
-    "LoraMixer", "LoraMixerConfig", "MLAConfig", "MLSTMConfig", "Mamba", "Mamba2", "Mamba2Config", "Mamba3", "Mamba3Config",
-    "MambaConfig", "MetaTokens", "MetaTokensConfig", "MinGRU", "MinGRUConfig", "MinLSTM", "MinLSTMConfig", "Moba",
-    "MobaConfig", "MultiScale", "MultiScaleConfig", "ParallelMixers", "ParallelMixersConfig", "Performer", "PerformerConfig",
-    "RGLRUConfig", "RGLRUMixer", "RNNConfig", "RWKV4Config", "RWKV5Config", "RWKV6Config", "RWKV7Config", "Rebased",
-    "RebasedConfig", "Recurrent", "RecurrentConfig", "RetNet", "RetNetConfig", "S4Config", "S4DConfig", "S5Config",
-    "SLSTMConfig", "SimpleGLA", "SimpleGLAConfig", "StateSpace", "StridedSparse", "StridedSparseConfig", "TalkingHeads",
+    "LSTMConfig", "LightNet", "LightNetConfig", "LightningAttention", "LightningAttentionConfig", "LinearAttention",
+    "LinearAttentionConfig", "LinearTransformer", "LinearTransformerConfig", "LogLinearConfig", "LogLinearMamba2",
+    "Longformer", "LongformerConfig", "LoraMixer", "LoraMixerConfig", "MLAConfig", "MLSTMConfig", "Mamba", "Mamba2",
+    "Mamba2Config", "Mamba3", "Mamba3Config", "MambaConfig", "Mesa", "MesaConfig", "MetaTokens", "MetaTokensConfig",
+    "MinGRU", "MinGRUConfig", "MinLSTM", "MinLSTMConfig", "Moba", "MobaConfig", "MultiScale", "MultiScaleConfig",
+    "ParallelMixers", "ParallelMixersConfig", "Performer", "PerformerConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig",
+    "RWKV4Config", "RWKV5Config", "RWKV6Config", "RWKV7Config", "Rebased", "RebasedConfig", "Recurrent", "RecurrentConfig",
+    "RetNet", "RetNetConfig", "S4Config", "S4DConfig", "S5Config", "SLSTMConfig", "SimpleGLA", "SimpleGLAConfig",
+    "StateSpace", "StridedSparse", "StridedSparseConfig", "TTTLinear", "TTTLinearConfig", "TalkingHeads",
     "TalkingHeadsConfig", "TiledAttention", "TiledAttentionConfig",
 ]
 
@@ -170,4 +174,7 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         S4DConfig,
         H3Config,
         HyenaConfig,
+        TTTLinearConfig,
+        MesaConfig,
+        LightNetConfig,
     )

@@ -16,6 +16,7 @@ from hybridtf.ops import (
     linear_scan,
     log_linear,
     long_conv,
+    mesa,
     rnn,
     selective_scan,
     short_conv,
@@ -23,6 +24,7 @@ from hybridtf.ops import (
     ssd,
     state_space,
     talking_attention,
+    ttt,
     wkv,
 )
 
@@ -47,6 +49,8 @@ def hybridtf_kernels() -> Sequence[Kernel]:
         *gated_delta_rule.KERNELS,
         *long_conv.KERNELS,
         *state_space.KERNELS,
+        *ttt.KERNELS,
+        *mesa.KERNELS,
     )
 
 
@@ -68,4 +72,6 @@ def hybridtf_op_cases() -> Sequence[OpCase]:
         *rnn.CASES,
         *short_conv.CASES,
         *talking_attention.CASES,
+        *ttt.CASES,
+        *mesa.CASES,
     )

@@ -1,0 +1,116 @@
+"""LightNet (https://arxiv.org/abs/2405.21022): each key channel averages the values so far with softmax weights.
+
+    q = silu(q_proj(x));  z_t = log sum_{s<=t} exp(k_s), channel by channel
+    S_t = Diag(exp(z_{t-1} - z_t)) S_{t-1} + exp(k_t - z_t) v_t^T;   y_t = S_t^T q_t k^(-1/2)
+    out = out_proj(norm(y) * silu(gate_up_proj(gate_down_proj(x))))
+
+Row c of S_t is the softmax over time of channel c's keys, applied to the values: the decay comes from the keys and needs no
+gate of its own. The norm is over all heads' channels together. (The paper's relative position encodings, for more than one
+dimension of time, are not part of the layer.)
+
+Axes: b batch, t time, d d_model, h heads, k key width of a head, v value width of a head.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from hybridtf.core import (
+    BuildContext,
+    Edges,
+    Fixed,
+    ParamSpec,
+    RecurrentMixer,
+    Segments,
+    SequenceMixerConfig,
+    State,
+)
+from hybridtf.core.init import fan_in
+from hybridtf.nn import GatedRMSNorm, ShortConvs, accumulation_dtype, head_width
+from hybridtf.nn.running_softmax import running_softmax
+
+
+class LightNetConfig(SequenceMixerConfig):
+    """Linear attention with keys normalised over time."""
+
+    source: ClassVar[str] = "https://arxiv.org/abs/2405.21022"
+
+    type: Literal["lightnet"] = "lightnet"
+    n_heads: int = Field(gt=0)
+    head_dim: int | None = Field(default=None, gt=0)
+    """Width of a head's queries and keys. None: d_model / n_heads, which is always that of its values."""
+    gate_rank: int = Field(default=128, gt=0)
+    """Of the two matrices that make the output gate."""
+    d_conv: int | None = Field(default=None, gt=0)
+    """Width of short convolutions on queries, keys and values, a variant of the published code. None: without."""
+    conv_bias: bool = False
+    eps: float = Field(default=1e-5, gt=0)
+    chunk_size: int = Field(default=64, gt=0)
+    kernel: str = "auto"
+    conv_kernel: str = "auto"
+
+    @classmethod
+    def tiny(cls) -> Self:
+        return cls(n_heads=2, head_dim=3, gate_rank=2, chunk_size=4)
+
+    def build(self, ctx: BuildContext) -> LightNet:
+        return LightNet(self, ctx)
+
+
+class LightNet(RecurrentMixer):
+    """See :class:`LightNetConfig`. Its state: S (b h k v), z (b h k), and the windows of convolutions, if any."""
+
+    def __init__(self, config: LightNetConfig, ctx: BuildContext) -> None:
+        super().__init__()
+        self.config, heads, width = config, config.n_heads, ctx.d_model
+        self.v_dim = head_width(ctx, heads)
+        self.key_dim = config.head_dim or self.v_dim
+        self.q_proj = nn.Linear(width, heads * self.key_dim, bias=False, **ctx.factory)
+        self.k_proj = nn.Linear(width, heads * self.key_dim, bias=False, **ctx.factory)
+        self.v_proj = nn.Linear(width, width, bias=False, **ctx.factory)
+        self.gate_down_proj = nn.Linear(width, config.gate_rank, bias=False, **ctx.factory)
+        self.gate_up_proj = nn.Linear(config.gate_rank, width, bias=False, **ctx.factory)
+        self.norm = GatedRMSNorm(ctx.child("norm"), n_groups=1, eps=config.eps, norm_first=True)
+        self.out_proj = nn.Linear(width, width, bias=False, **ctx.factory)
+        self.convs = None
+        if config.d_conv is not None:
+            widths = {"q": heads * self.key_dim, "k": heads * self.key_dim, "v": width}
+            self.convs = ShortConvs(
+                ctx.child("convs"), widths, config.d_conv, bias=config.conv_bias, activation=None, kernel=config.conv_kernel
+            )
+        sizes = {"n_heads": heads, "n_groups": heads, "head_dim": self.key_dim, "v_dim": self.v_dim}
+        self.gla = ctx.bind_kernel("gla", config.kernel, sizes=sizes)
+
+    def param_specs(self) -> dict[str, ParamSpec]:
+        return {"out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)}
+
+    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
+        heads = self.config.n_heads
+        shapes = {"S": (heads, self.key_dim, self.v_dim), "z": (heads, self.key_dim)}
+        dtype = accumulation_dtype(self.gla.dtype)
+        memory: dict[str, State] = {"memory": Fixed.empty(batch_size, shapes, dtype=dtype, device=self.gla.device)}
+        return memory if self.convs is None else {**memory, "convs": self.convs.init_state(batch_size)}
+
+    def mix(
+        self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
+    ) -> tuple[Tensor, State | None]:
+        given, windows = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}, None
+        if self.convs is not None:
+            given, windows = self.convs(given, segments, None if state is None else state["convs"])
+        q, k, v = (given[name].unflatten(-1, (self.config.n_heads, -1)) for name in ("q", "k", "v"))
+        wide, leaf = accumulation_dtype(x.dtype), None if state is None else state["memory"]
+        before, length, S = (None, None, None) if leaf is None else (leaf["z"], leaf.length, leaf["S"])
+        found = running_softmax(k.to(wide), before, length, segments)
+        y, S = self.gla(
+            F.silu(q) * self.key_dim**-0.5, found.weight, v, found.log_kept, initial_state=S, segments=segments,
+            chunk_size=self.config.chunk_size, n_tokens=x.shape[1],
+        )
+        out = self.out_proj(self.norm(y.flatten(-2), self.gate_up_proj(self.gate_down_proj(x))))
+        if leaf is None:
+            return out, None
+        memory = {"memory": leaf.advance({"S": S, "z": found.total.to(wide)}, segments, x.shape[1])}
+        return out, memory if windows is None else {**memory, "convs": windows}
