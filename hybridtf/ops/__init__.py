@@ -11,6 +11,7 @@ from hybridtf.ops import (
     block_sparse_attention,
     dplr,
     gated_delta_rule,
+    gather_attention,
     gla,
     grouped_linear,
     linear_scan,
@@ -47,6 +48,7 @@ def hybridtf_kernels() -> Sequence[Kernel]:
         *gated_delta_rule.KERNELS,
         *long_conv.KERNELS,
         *state_space.KERNELS,
+        *gather_attention.KERNELS,
     )
 
 
@@ -63,4 +65,5 @@ def hybridtf_op_cases() -> Sequence[OpCase]:
         *gated_delta_rule.CASES,
         *state_space.CASES,
         *long_conv.CASES,
+        *gather_attention.CASES,
     )
