@@ -48,6 +48,12 @@ from hybridtf.mixers.h3 import H3, H3Config
 from hybridtf.mixers.hgrn import HGRN, HGRNConfig
 from hybridtf.mixers.hgrn2 import HGRN2, HGRN2Config
 from hybridtf.mixers.hyena import Hyena, HyenaConfig
+from hybridtf.mixers.indexed_attention import (
+    IndexedAttention,
+    IndexedAttentionConfig,
+    IndexedMLA,
+    IndexedMLAConfig,
+)
 from hybridtf.mixers.linear_attention import LinearAttention, LinearAttentionConfig
 from hybridtf.mixers.longformer import Longformer, LongformerConfig
 from hybridtf.mixers.lora import LoraMixer, LoraMixerConfig
@@ -90,16 +96,17 @@ __all__ = [
     "DifferentialAttention", "DifferentialAttentionConfig", "Dilated", "DilatedConfig", "EMAConfig", "GDN2Config",
     "GLAConfig", "GRUConfig", "GSAConfig", "GatedAttention", "GatedAttentionConfig", "GatedDeltaNet", "GatedDeltaNetConfig",
     "GatedDeltaProduct", "GatedDeltaProductConfig", "GatedShortConv", "GatedShortConvConfig", "GriffinRecurrent",
-    "GriffinRecurrentConfig", "H3Config", "HGRN2Config", "HGRNConfig", "Hyena", "HyenaConfig", "KDAConfig", "LRUConfig",
-    "LSTMConfig", "LightningAttention", "LightningAttentionConfig", "LinearAttention", "LinearAttentionConfig",
-    "LinearTransformer", "LinearTransformerConfig", "LogLinearConfig", "LogLinearMamba2", "Longformer", "LongformerConfig",
-    "LoraMixer", "LoraMixerConfig", "MLAConfig", "MLSTMConfig", "Mamba", "Mamba2", "Mamba2Config", "Mamba3", "Mamba3Config",
-    "MambaConfig", "MetaTokens", "MetaTokensConfig", "MinGRU", "MinGRUConfig", "MinLSTM", "MinLSTMConfig", "Moba",
-    "MobaConfig", "MultiScale", "MultiScaleConfig", "ParallelMixers", "ParallelMixersConfig", "Performer", "PerformerConfig",
-    "RGLRUConfig", "RGLRUMixer", "RNNConfig", "RWKV4Config", "RWKV5Config", "RWKV6Config", "RWKV7Config", "Rebased",
-    "RebasedConfig", "Recurrent", "RecurrentConfig", "RetNet", "RetNetConfig", "S4Config", "S4DConfig", "S5Config",
-    "SLSTMConfig", "SimpleGLA", "SimpleGLAConfig", "StateSpace", "StridedSparse", "StridedSparseConfig", "TalkingHeads",
-    "TalkingHeadsConfig", "TiledAttention", "TiledAttentionConfig",
+    "GriffinRecurrentConfig", "H3Config", "HGRN2Config", "HGRNConfig", "Hyena", "HyenaConfig", "IndexedAttention",
+    "IndexedAttentionConfig", "IndexedMLA", "IndexedMLAConfig", "KDAConfig", "LRUConfig", "LSTMConfig", "LightningAttention",
+    "LightningAttentionConfig", "LinearAttention", "LinearAttentionConfig", "LinearTransformer", "LinearTransformerConfig",
+    "LogLinearConfig", "LogLinearMamba2", "Longformer", "LongformerConfig", "LoraMixer", "LoraMixerConfig", "MLAConfig",
+    "MLSTMConfig", "Mamba", "Mamba2", "Mamba2Config", "Mamba3", "Mamba3Config", "MambaConfig", "MetaTokens",
+    "MetaTokensConfig", "MinGRU", "MinGRUConfig", "MinLSTM", "MinLSTMConfig", "Moba", "MobaConfig", "MultiScale",
+    "MultiScaleConfig", "ParallelMixers", "ParallelMixersConfig", "Performer", "PerformerConfig", "RGLRUConfig", "RGLRUMixer",
+    "RNNConfig", "RWKV4Config", "RWKV5Config", "RWKV6Config", "RWKV7Config", "Rebased", "RebasedConfig", "Recurrent",
+    "RecurrentConfig", "RetNet", "RetNetConfig", "S4Config", "S4DConfig", "S5Config", "SLSTMConfig", "SimpleGLA",
+    "SimpleGLAConfig", "StateSpace", "StridedSparse", "StridedSparseConfig", "TalkingHeads", "TalkingHeadsConfig",
+    "TiledAttention", "TiledAttentionConfig",
 ]
 
 
@@ -144,6 +151,8 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         DifferentialAttentionConfig,
         GatedAttentionConfig,
         MLAConfig,
+        IndexedAttentionConfig,
+        IndexedMLAConfig,
         TalkingHeadsConfig,
         TiledAttentionConfig,
         DilatedConfig,

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 from hybridtf.nn.activations import Activation, GateOptions, activation
+from hybridtf.nn.counts import n_real
 from hybridtf.nn.diagonal_ssm import DiagonalInit, DiagonalSSM, Discretisation, discretised, multiply, pattern
 from hybridtf.nn.dplr_ssm import DPLRSSM
 from hybridtf.nn.feature_maps import FEATURE_MAPS, FeatureMap, quadratic, taylor
 from hybridtf.nn.heads_mixer import HeadCountsConfig, HeadsConfig, HeadsMixer
 from hybridtf.nn.hippo import diagonal_hippo, hippo_legs
 from hybridtf.nn.implicit_filter import ImplicitFilter
+from hybridtf.nn.indexed_mixer import IndexedConfig, IndexedMixer
+from hybridtf.nn.latent_mixer import LatentConfig, LatentMixer
 from hybridtf.nn.linear_heads import LinearHeads, Written, head_width, retention_log_decay
 from hybridtf.nn.low_rank import Adapted, LoraLinear, LoraOptions, LowRank, merge_low_rank
 from hybridtf.nn.lower_bounds import LowerBounds, log_forget
@@ -62,14 +65,14 @@ __all__ = [
     "DPLRSSM", "FEATURE_MAPS", "RGLRU", "Activation", "Adapted", "Alibi", "AlibiConfig", "ComplexScan", "DiagonalInit",
     "DiagonalSSM", "Discretisation", "DropPath", "DynamicNTKScaling", "FeatureMap", "GateOptions", "GatedRMSNorm",
     "GroupNormConfig", "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadsConfig", "HeadsMixer", "Held", "HeldAttention",
-    "ImplicitFilter", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig", "LinearHeads",
-    "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds", "NTKScaling",
-    "NoNorm", "NoNormConfig", "NoPositionConfig", "Pair", "Projected", "RMSNorm", "RMSNormConfig", "RandomFeatures", "Rope",
-    "RopeConfig", "RopeScaling", "Scan", "ShortConv", "ShortConvs", "SinusoidalPosition", "SinusoidalPositionConfig",
-    "SoftmaxMixer", "SparseMixer", "SparseMixerConfig", "TokenShift", "Written", "XPos", "XPosConfig", "YarnScaling",
-    "accumulation_dtype", "activation", "diagonal_hippo", "discretised", "head_width", "hippo_legs", "l2_normalised",
-    "log_forget", "merge_low_rank", "multiply", "pattern", "quadratic", "retention_log_decay", "running_bound", "taylor",
-    "token_positions", "told",
+    "ImplicitFilter", "IndexedConfig", "IndexedMixer", "LatentConfig", "LatentMixer", "LayerNorm", "LayerNormConfig",
+    "LearnedPosition", "LearnedPositionConfig", "LinearHeads", "LinearScaling", "Llama3Scaling", "LongRopeScaling",
+    "LoraLinear", "LoraOptions", "LowRank", "LowerBounds", "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "Pair",
+    "Projected", "RMSNorm", "RMSNormConfig", "RandomFeatures", "Rope", "RopeConfig", "RopeScaling", "Scan", "ShortConv",
+    "ShortConvs", "SinusoidalPosition", "SinusoidalPositionConfig", "SoftmaxMixer", "SparseMixer", "SparseMixerConfig",
+    "TokenShift", "Written", "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "diagonal_hippo",
+    "discretised", "head_width", "hippo_legs", "l2_normalised", "log_forget", "merge_low_rank", "multiply", "n_real",
+    "pattern", "quadratic", "retention_log_decay", "running_bound", "taylor", "token_positions", "told",
 ]
 
 

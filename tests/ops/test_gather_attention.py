@@ -1,4 +1,4 @@
-"""Attention to chosen tokens against masks written query by query, the choice itself, and what both cost. Laws are the kit's."""
+"""Attention to chosen tokens against masks written query by query, the choice, and what both cost. Laws are the kit's."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def draw(t, h=4, g=2, b=2, n=5, c=1, dtype=F64):
 def test_equals_torchs_attention_under_the_mask(op, c):
     q, k, v, index = draw(13, c=c)
     y, mass = op(q, k, v, index)
-    mask = torch.zeros(2, c, 13, 13, dtype=torch.bool).scatter(-1, index.transpose(1, 2), True) & torch.ones(13, 13).tril().bool()
-    mask = mask.repeat_interleave(4 // c, 1)
+    mask = torch.zeros(2, c, 13, 13, dtype=torch.bool).scatter(-1, index.transpose(1, 2), True)
+    mask = (mask & torch.ones(13, 13).tril().bool()).repeat_interleave(4 // c, 1)
     keys, values = (x.repeat_interleave(2, 2).transpose(1, 2) for x in (k, v))
     some = mask.any(-1).transpose(1, 2)[..., None]
     want = torch.where(some, F.scaled_dot_product_attention(q.transpose(1, 2), keys, values, mask).transpose(1, 2), 0.0)
@@ -109,7 +109,8 @@ def test_the_choice_is_topk_of_the_scores_in_each_document(n, budget, monkeypatc
     for row, text in enumerate(ROWS):
         for i, name in enumerate(text):
             columns = [j for j in range(i + 1) if text[j] == name] if name != "0" else []
-            score = {at: sum(w[row, i, h] * (q[row, i, h] @ k[row, j]).relu() for h in range(8)) for at, j in enumerate(columns)}
+            terms = [[w[row, i, h] * (q[row, i, h] @ k[row, j]).relu() for h in range(8)] for j in columns]
+            score = {at: sum(of) for at, of in enumerate(terms)}
             best = sorted(score, key=lambda at: (float(score[at]), at), reverse=True)[:n]
             assert sorted(x for x in found[row, i].tolist() if x >= 0) == sorted(best)
             scores = index_scores(q, w, held.data["k"], found, held.places)[row, i]

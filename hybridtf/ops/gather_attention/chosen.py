@@ -38,16 +38,16 @@ def gather_attention_torch(
 
 
 def index_scores(q: Tensor, weights: Tensor, k: Tensor, index: Tensor, places: Places) -> Tensor:
-    """(b t n), in float32 at least: sum_h weights_h relu(q_h . k_j) of the tokens j that ``index`` (b t n) names, 0 where a query
-    sees none. ``q`` (b t h k), ``weights`` (b t h), ``k`` (b s k). What :func:`choose_tokens` ranks by, with a gradient."""
+    """(b t n), in float32 at least: sum_h weights_h relu(q_h . k_j) of the tokens j that ``index`` (b t n) names, 0 for none.
+    ``q`` (b t h k), ``weights`` (b t h), ``k`` (b s k). What :func:`choose_tokens` ranks by, with a gradient."""
     _check_indexer(q, weights, k)
     scores: Tensor = _score_op(q, weights, k, slots_of(index, places, k.shape[1]), 1.0)[0]
     return scores
 
 
 def _check_indexer(q: Tensor, weights: Tensor, k: Tensor) -> None:
-    fits = q.ndim == 4 and k.ndim == 3 and weights.shape == q.shape[:3] and k.shape[0] == q.shape[0] and k.shape[2] == q.shape[3]
-    if not fits:
+    fits = q.ndim == 4 and k.ndim == 3 and weights.shape == q.shape[:3]
+    if not fits or k.shape[0] != q.shape[0] or k.shape[2] != q.shape[3]:
         shapes = ", ".join(str(tuple(x.shape)) for x in (q, weights, k))
         raise ConfigError(f"indexer: q (b t h k), weights (b t h), k (b s k) do not fit; got {shapes}")
 

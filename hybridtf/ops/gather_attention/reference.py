@@ -15,10 +15,11 @@ def gather_attention_reference(
     q: Tensor, k: Tensor, v: Tensor, index: Tensor, places: Places | None = None, *, segments: Segments | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention of each query to the tokens of its document that ``index`` names, by position; later ones and -1 are none.
+    """Softmax attention of each query to the tokens of its document that ``index`` names by position, none later than it.
 
-    ``q`` (b t h k), ``k`` (b s g k), ``v`` (b s g v): query head i reads key head i // (h / g). ``index`` (b t c n), int64, c = 1
-    (all heads share) or g; those of one query differ, but for -1. ``places`` says where queries and documents lie; None: the
+    ``q`` (b t h k), ``k`` (b s g k), ``v`` (b s g v): query head i reads key head i // (h / g). ``index`` (b t c n), int64,
+    c = 1 (all heads share) or g, -1 for none; those of one query differ.
+    ``places`` says where queries and documents lie; None: the
     keys are the call's own, in documents by ``segments``. ``scale`` None is ``k ** -0.5``.
 
     Returns y (b t h v), and the weights (b t c n) that fell on each choice, summed over the heads that share it, without a
