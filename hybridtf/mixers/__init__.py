@@ -67,6 +67,7 @@ from hybridtf.mixers.mla import MLA, MLAConfig
 from hybridtf.mixers.mlstm import MLSTM, MLSTMConfig
 from hybridtf.mixers.moba import Moba, MobaConfig
 from hybridtf.mixers.multi_scale import MultiScale, MultiScaleConfig
+from hybridtf.mixers.nsa import NSA, NSAConfig
 from hybridtf.mixers.parallel import ParallelMixers, ParallelMixersConfig
 from hybridtf.mixers.retention import (
     LightningAttention,
@@ -89,7 +90,7 @@ from hybridtf.mixers.talking_heads import TalkingHeads, TalkingHeadsConfig
 from hybridtf.mixers.tiled_attention import TiledAttention, TiledAttentionConfig
 
 __all__ = [
-    "CCA", "EMA", "GDN2", "GLA", "GSA", "H3", "HGRN", "HGRN2", "KDA", "LRU", "MLA", "MLSTM", "RWKV4", "RWKV5", "RWKV6",
+    "CCA", "EMA", "GDN2", "GLA", "GSA", "H3", "HGRN", "HGRN2", "KDA", "LRU", "MLA", "MLSTM", "NSA", "RWKV4", "RWKV5", "RWKV6",
     "RWKV7", "S5", "SLSTM", "Attention", "AttentionConfig", "Based", "BasedConfig", "Bidirectional", "BidirectionalConfig",
     "BigBird", "BigBirdConfig", "CCAConfig", "ChunkedAttention", "ChunkedAttentionConfig", "Comba", "CombaConfig",
     "Cosformer", "CosformerConfig", "CrossAttention", "CrossAttentionConfig", "DeltaNet", "DeltaNetConfig",
@@ -102,9 +103,9 @@ __all__ = [
     "LogLinearConfig", "LogLinearMamba2", "Longformer", "LongformerConfig", "LoraMixer", "LoraMixerConfig", "MLAConfig",
     "MLSTMConfig", "Mamba", "Mamba2", "Mamba2Config", "Mamba3", "Mamba3Config", "MambaConfig", "MetaTokens",
     "MetaTokensConfig", "MinGRU", "MinGRUConfig", "MinLSTM", "MinLSTMConfig", "Moba", "MobaConfig", "MultiScale",
-    "MultiScaleConfig", "ParallelMixers", "ParallelMixersConfig", "Performer", "PerformerConfig", "RGLRUConfig", "RGLRUMixer",
-    "RNNConfig", "RWKV4Config", "RWKV5Config", "RWKV6Config", "RWKV7Config", "Rebased", "RebasedConfig", "Recurrent",
-    "RecurrentConfig", "RetNet", "RetNetConfig", "S4Config", "S4DConfig", "S5Config", "SLSTMConfig", "SimpleGLA",
+    "MultiScaleConfig", "NSAConfig", "ParallelMixers", "ParallelMixersConfig", "Performer", "PerformerConfig", "RGLRUConfig",
+    "RGLRUMixer", "RNNConfig", "RWKV4Config", "RWKV5Config", "RWKV6Config", "RWKV7Config", "Rebased", "RebasedConfig",
+    "Recurrent", "RecurrentConfig", "RetNet", "RetNetConfig", "S4Config", "S4DConfig", "S5Config", "SLSTMConfig", "SimpleGLA",
     "SimpleGLAConfig", "StateSpace", "StridedSparse", "StridedSparseConfig", "TalkingHeads", "TalkingHeadsConfig",
     "TiledAttention", "TiledAttentionConfig",
 ]
@@ -161,6 +162,7 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         LongformerConfig,
         BigBirdConfig,
         MobaConfig,
+        NSAConfig,
         Mamba3Config,
         MLSTMConfig,
         SLSTMConfig,

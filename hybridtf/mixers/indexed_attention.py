@@ -53,6 +53,9 @@ class IndexedAttention(IndexedMixer, HeadsMixer):
         )
         self.add_indexer(config, ctx, ctx.d_model, config.index_head_dim)
 
+    def held_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {**HeadsMixer.held_shapes(self), **self.index_shapes()}
+
     def look(self, q: Tensor, held: Held, index: Tensor) -> tuple[Tensor, Tensor]:
         k, v = held.data["k"].to(q.dtype), held.data["v"].to(q.dtype)
         y, mass = self.attention(q, k, v, index, held.places, n_tokens=q.shape[1])
@@ -94,6 +97,9 @@ class IndexedMLA(IndexedMixer, LatentMixer):
     def __init__(self, config: IndexedMLAConfig, ctx: BuildContext) -> None:
         LatentMixer.__init__(self, config, ctx)
         self.add_indexer(config, ctx, config.q_lora_rank or ctx.d_model, config.qk_rope_head_dim)
+
+    def held_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {**LatentMixer.held_shapes(self), **self.index_shapes()}
 
     def look(self, q: Tensor, held: Held, index: Tensor) -> tuple[Tensor, Tensor]:
         latent, weight = held.data["latent"].to(q.dtype), raw_weight(self.kv_b_proj)

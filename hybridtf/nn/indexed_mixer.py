@@ -120,8 +120,9 @@ class IndexedMixer(SoftmaxMixer):
             broken: dict[Law, str] = dict(position.cannot)
             self.cannot, self.uses_max_len = {**self.cannot, **broken}, self.uses_max_len or position.uses_max_len
 
-    def held_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {**super().held_shapes(), "index_k": (self.indexer.width,)}
+    def index_shapes(self) -> dict[str, tuple[int, ...]]:
+        """What is held of a token for the indexer: a mixer's ``held_shapes`` adds it to its base's."""
+        return {"index_k": (self.indexer.width,)}
 
     def forward(
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, context: Context | None = None,
