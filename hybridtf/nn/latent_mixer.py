@@ -48,8 +48,8 @@ class LatentConfig(SequenceMixerConfig):
     kv_lora_rank: int = Field(default=512, gt=0)
     qk_nope_head_dim: int = Field(default=128, gt=0)
     """Channels of a head's queries and keys that tell no position."""
-    qk_rope_head_dim: int = Field(default=64, gt=0)
-    """Channels of a head's queries that do, and of the one key for all heads."""
+    qk_rope_head_dim: int = Field(default=64, ge=0)
+    """Channels of a head's queries that do, and of the one key for all heads. 0, with position ``none``: there are none."""
     v_head_dim: int = Field(default=128, gt=0)
     position: Component[PositionConfig] = Field(default_factory=lambda: RopeConfig(interleaved=True))
     """Told on ``qk_rope_head_dim`` channels; ``none`` leaves them as they are (Kimi Linear)."""

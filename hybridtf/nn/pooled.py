@@ -66,8 +66,8 @@ def tokens_of(x: Tensor, ends: Ended) -> Tensor:
     b, j, size = ends.slots.shape
     if not x.shape[1]:  # a row of pads on an empty state
         return x.new_zeros(b, j, size, *x.shape[2:])
-    rows: Tensor = gather_rows(x, ends.slots.flatten(1))
-    return rows.unflatten(1, (j, size))
+    rows: Tensor = gather_rows(x, ends.slots.flatten(1)).unflatten(1, (j, size))
+    return rows
 
 
 def pooled_with(leaf: Growing | None, new: Mapping[str, Tensor], ends: Ended, segments: Segments | None) -> Pooled:

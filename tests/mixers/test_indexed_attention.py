@@ -157,3 +157,35 @@ def test_misfits_are_refused():
         build(IndexedAttentionConfig(**HEADS, **INDEX, position={"type": "xpos"}))
     with pytest.raises(RecipeError):
         IndexedAttentionConfig(n_heads=4, n_kv_heads=3)
+
+
+@pytest.mark.parametrize(("topk", "pool"), [(8, 4), (6, 3), (40, 4)])
+def test_pooled_keys_equal_transformers(topk, pool):
+    """GLM-5-Next's layer without positions: blocks of keys are scored, and the open block's tokens are always seen."""
+    module = pytest.importorskip("transformers.models.glm5_next.modeling_glm5_next")
+    sizes = {**SIZES, "qk_rope_head_dim": 0}
+    config = module.Glm5NextTextConfig(
+        hidden_size=D, num_attention_heads=3, num_key_value_heads=3, num_hidden_layers=1, index_n_heads=16, index_head_dim=6,
+        index_topk=topk, index_kpool=pool, index_kpool_always_select_tail=True, indexer_types=["full"], **sizes,
+    )
+    config._attn_implementation = "sdpa"
+    theirs = module.Glm5NextTextAttention(config, 0).double()
+    none = {"type": "none"}
+    mixer = build(IndexedMLAConfig(
+        n_heads=3, index_n_heads=16, index_head_dim=6, index_topk=topk, index_pool=pool, position=none, index_position=none,
+        norm={"type": "rms_norm", "eps": config.rms_norm_eps}, **sizes,
+    ))
+    pooling = {"indexer.index_kpool_compress_ape": "indexer.gate_bias"}
+    pooling["indexer.index_kpool_compress_gate"] = "indexer.gate_proj.weight"
+    names = {n: pooling.get(n, renamed(n)) for n in theirs.state_dict()}
+    theirs.load_state_dict({n: mixer.state_dict()[ours] for n, ours in names.items()})
+    x = torch.randn(2, T, D, dtype=F64, requires_grad=True)
+    with StrictFloat64():
+        want = theirs(x, attention_mask=torch.ones(2, T, dtype=torch.bool))[0]
+    got = mixer(x)[0]
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-11)
+    weight, mine = torch.randn_like(want), dict(mixer.named_parameters())
+    given = {n: p for n, p in theirs.named_parameters() if "indexer" not in n}
+    found = torch.autograd.grad((got * weight).sum(), [x, *(mine[names[n]] for n in given)])
+    for a, b in zip(found, torch.autograd.grad((want * weight).sum(), [x, *given.values()]), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
