@@ -48,6 +48,7 @@ from hybridtf.mixers.h3 import H3, H3Config
 from hybridtf.mixers.hgrn import HGRN, HGRNConfig
 from hybridtf.mixers.hgrn2 import HGRN2, HGRN2Config
 from hybridtf.mixers.hyena import Hyena, HyenaConfig
+from hybridtf.mixers.indexed_attention import IndexedAttention, IndexedAttentionConfig, IndexedMLA, IndexedMLAConfig
 from hybridtf.mixers.lightnet import LightNet, LightNetConfig
 from hybridtf.mixers.linear_attention import LinearAttention, LinearAttentionConfig
 from hybridtf.mixers.longformer import Longformer, LongformerConfig
@@ -63,6 +64,7 @@ from hybridtf.mixers.mla import MLA, MLAConfig
 from hybridtf.mixers.mlstm import MLSTM, MLSTMConfig
 from hybridtf.mixers.moba import Moba, MobaConfig
 from hybridtf.mixers.multi_scale import MultiScale, MultiScaleConfig
+from hybridtf.mixers.nsa import NSA, NSAConfig
 from hybridtf.mixers.parallel import ParallelMixers, ParallelMixersConfig
 from hybridtf.mixers.retention import (
     LightningAttention,
@@ -86,24 +88,25 @@ from hybridtf.mixers.tiled_attention import TiledAttention, TiledAttentionConfig
 from hybridtf.mixers.ttt import TTTLinear, TTTLinearConfig
 
 __all__ = [
-    "CCA", "EMA", "GDN2", "GLA", "GSA", "H3", "HGRN", "HGRN2", "KDA", "LRU", "MLA", "MLSTM", "RWKV4", "RWKV5", "RWKV6",
+    "CCA", "EMA", "GDN2", "GLA", "GSA", "H3", "HGRN", "HGRN2", "KDA", "LRU", "MLA", "MLSTM", "NSA", "RWKV4", "RWKV5", "RWKV6",
     "RWKV7", "S5", "SLSTM", "Attention", "AttentionConfig", "Based", "BasedConfig", "Bidirectional", "BidirectionalConfig",
     "BigBird", "BigBirdConfig", "CCAConfig", "ChunkedAttention", "ChunkedAttentionConfig", "Comba", "CombaConfig",
     "Cosformer", "CosformerConfig", "CrossAttention", "CrossAttentionConfig", "DeltaNet", "DeltaNetConfig",
     "DifferentialAttention", "DifferentialAttentionConfig", "Dilated", "DilatedConfig", "EMAConfig", "GDN2Config",
     "GLAConfig", "GRUConfig", "GSAConfig", "GatedAttention", "GatedAttentionConfig", "GatedDeltaNet", "GatedDeltaNetConfig",
     "GatedDeltaProduct", "GatedDeltaProductConfig", "GatedShortConv", "GatedShortConvConfig", "GriffinRecurrent",
-    "GriffinRecurrentConfig", "H3Config", "HGRN2Config", "HGRNConfig", "Hyena", "HyenaConfig", "KDAConfig", "LRUConfig",
-    "LSTMConfig", "LightNet", "LightNetConfig", "LightningAttention", "LightningAttentionConfig", "LinearAttention",
-    "LinearAttentionConfig", "LinearTransformer", "LinearTransformerConfig", "LogLinearConfig", "LogLinearMamba2",
-    "Longformer", "LongformerConfig", "LoraMixer", "LoraMixerConfig", "MLAConfig", "MLSTMConfig", "Mamba", "Mamba2",
-    "Mamba2Config", "Mamba3", "Mamba3Config", "MambaConfig", "Mesa", "MesaConfig", "MetaTokens", "MetaTokensConfig",
-    "MinGRU", "MinGRUConfig", "MinLSTM", "MinLSTMConfig", "Moba", "MobaConfig", "MultiScale", "MultiScaleConfig",
-    "ParallelMixers", "ParallelMixersConfig", "Performer", "PerformerConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig",
-    "RWKV4Config", "RWKV5Config", "RWKV6Config", "RWKV7Config", "Rebased", "RebasedConfig", "Recurrent", "RecurrentConfig",
-    "RetNet", "RetNetConfig", "S4Config", "S4DConfig", "S5Config", "SLSTMConfig", "SimpleGLA", "SimpleGLAConfig",
-    "StateSpace", "StridedSparse", "StridedSparseConfig", "TTTLinear", "TTTLinearConfig", "TalkingHeads",
-    "TalkingHeadsConfig", "TiledAttention", "TiledAttentionConfig",
+    "GriffinRecurrentConfig", "H3Config", "HGRN2Config", "HGRNConfig", "Hyena", "HyenaConfig", "IndexedAttention",
+    "IndexedAttentionConfig", "IndexedMLA", "IndexedMLAConfig", "KDAConfig", "LRUConfig", "LSTMConfig", "LightNet",
+    "LightNetConfig", "LightningAttention", "LightningAttentionConfig", "LinearAttention", "LinearAttentionConfig",
+    "LinearTransformer", "LinearTransformerConfig", "LogLinearConfig", "LogLinearMamba2", "Longformer", "LongformerConfig",
+    "LoraMixer", "LoraMixerConfig", "MLAConfig", "MLSTMConfig", "Mamba", "Mamba2", "Mamba2Config", "Mamba3", "Mamba3Config",
+    "MambaConfig", "Mesa", "MesaConfig", "MetaTokens", "MetaTokensConfig", "MinGRU", "MinGRUConfig", "MinLSTM",
+    "MinLSTMConfig", "Moba", "MobaConfig", "MultiScale", "MultiScaleConfig", "NSAConfig", "ParallelMixers",
+    "ParallelMixersConfig", "Performer", "PerformerConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "RWKV4Config",
+    "RWKV5Config", "RWKV6Config", "RWKV7Config", "Rebased", "RebasedConfig", "Recurrent", "RecurrentConfig", "RetNet",
+    "RetNetConfig", "S4Config", "S4DConfig", "S5Config", "SLSTMConfig", "SimpleGLA", "SimpleGLAConfig", "StateSpace",
+    "StridedSparse", "StridedSparseConfig", "TTTLinear", "TTTLinearConfig", "TalkingHeads", "TalkingHeadsConfig",
+    "TiledAttention", "TiledAttentionConfig",
 ]
 
 
@@ -177,4 +180,7 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         TTTLinearConfig,
         MesaConfig,
         LightNetConfig,
+        IndexedAttentionConfig,
+        IndexedMLAConfig,
+        NSAConfig,
     )

@@ -4,40 +4,22 @@
     k_th, v_th = [kv_b_proj(c_t)_h, r_t]       q_th = [q_h, rotated q'_h]: of x_t, or of its normed latent (q_lora_rank)
     y_t = out( sum_s softmax_s(scale q_th . k_sh) v_sh ),   s <= t in t's document
 
-The state holds [c_t, r_t] alone. Where few queries look at what it holds, ``kv_b_proj`` is absorbed: with its rows K_h and V_h,
-q_h . K_h c = (K_h^T q_h) . c and sum_s w_s V_h c_s = V_h sum_s w_s c_s, so that nothing is made of the held tokens.
+The state holds [c_t, r_t] alone. Where few queries look at what it holds, ``kv_b_proj`` is absorbed into them.
 
-Axes: b batch, t time, s held tokens, d d_model, h heads, r kv_lora_rank, n qk_nope_head_dim, v v_head_dim.
+Axes: b batch, t time, s held tokens, d d_model, h heads, r kv_lora_rank + qk_rope_head_dim, v v_head_dim.
 """
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar, Literal, Self
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
 
-from hybridtf.core import (
-    BuildContext,
-    Component,
-    Growing,
-    NormConfig,
-    ParamSpec,
-    PositionConfig,
-    QueryKeyPosition,
-    Ring,
-    Segments,
-    SequenceMixerConfig,
-    raw_weight,
-)
-from hybridtf.core.init import fan_in
-from hybridtf.nn import Held, Projected, RMSNormConfig, RopeConfig, SoftmaxMixer, YarnScaling, told
-from hybridtf.ops.attention import AttentionMask
+from hybridtf.core import BuildContext
+from hybridtf.nn import LatentConfig, LatentMixer
 
 
-class MLAConfig(SequenceMixerConfig):
+class MLAConfig(LatentConfig):
     """Multi-head latent attention: keys and values from a held low-rank latent, rotary positions on channels of their own.
 
     Widths are DeepSeek-V3's; queries are of x itself unless ``q_lora_rank`` is given, as in V2-Lite. Held of a token:
@@ -48,27 +30,8 @@ class MLAConfig(SequenceMixerConfig):
     source: ClassVar[str] = "https://arxiv.org/abs/2405.04434"
     time_exponent: ClassVar[float] = 2.0
 
-    n_heads: int = Field(gt=0)
-    q_lora_rank: int | None = Field(default=None, gt=0)
-    """Width of the queries' latent (1536 in V3). None: queries of x itself (V2-Lite)."""
-    kv_lora_rank: int = Field(default=512, gt=0)
-    qk_nope_head_dim: int = Field(default=128, gt=0)
-    """Channels of a head's queries and keys that tell no position."""
-    qk_rope_head_dim: int = Field(default=64, gt=0)
-    """Channels of a head's queries that do, and of the one key for all heads."""
-    v_head_dim: int = Field(default=128, gt=0)
-    position: Component[PositionConfig] = Field(default_factory=lambda: RopeConfig(interleaved=True))
-    """Told on ``qk_rope_head_dim`` channels; ``none`` leaves them as they are (Kimi Linear)."""
-    norm: Component[NormConfig] = Field(default_factory=RMSNormConfig)
-    """Of both latents."""
-    scale: float | None = Field(default=None, gt=0)
-    """Of the scores. None: (qk_nope_head_dim + qk_rope_head_dim) ** -0.5, times (0.1 mscale_all_dim ln(factor) + 1) squared
-    where positions are stretched by ``yarn`` with an mscale_all_dim."""
-    bias: bool = False
-    """On kv_a_proj, q_a_proj and out_proj."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """On the attention weights, in training."""
-    kernel: str = "auto"
 
     @classmethod
     def tiny(cls) -> Self:
@@ -78,93 +41,9 @@ class MLAConfig(SequenceMixerConfig):
         return MLA(self, ctx)
 
 
-class MLA(SoftmaxMixer):
-    """See :class:`MLAConfig`. Its state is a ``Growing`` of ``latent`` (b s r + d_r)."""
+class MLA(LatentMixer):
+    """See :class:`MLAConfig`. Its state is a ``Growing`` of ``latent`` (b s r)."""
 
     def __init__(self, config: MLAConfig, ctx: BuildContext) -> None:
-        super().__init__()
-        self.config, self.causal, self.dropout = config, ctx.causal, config.dropout
-        h, rank, rope = config.n_heads, config.kv_lora_rank, config.qk_rope_head_dim
-        self.qk_dim = config.qk_nope_head_dim + rope
-        self._queries(config, ctx)
-        self.kv_a_proj = nn.Linear(ctx.d_model, rank + rope, bias=config.bias, **ctx.factory)
-        self.kv_a_norm = config.norm.build(ctx.child("kv_a_norm", d_model=rank))
-        per_head = config.qk_nope_head_dim + config.v_head_dim
-        self.kv_b_proj = nn.Linear(rank, h * per_head, bias=False, **ctx.factory)
-        self.out_proj = nn.Linear(h * config.v_head_dim, ctx.d_model, bias=config.bias, **ctx.factory)
-        self.splits = {"kv_a_proj": {"latent": rank, "k_rope": rope}}
-        self.place(config.position.build_at(ctx.child("position", d_model=rope), "qk"))
-        if isinstance(self.position, QueryKeyPosition) and self.position.span(ctx.param_dtype) is not None:
-            raise ctx.error(f"{config.position.type_name()!r} is told again at each read, which a latent cannot be; use 'rope'")
-        self.scale = self.qk_dim**-0.5 * _stretch(config.position) if config.scale is None else config.scale
-        self.attention = ctx.bind_kernel("attention", config.kernel, sizes={
-            "n_heads": h, "n_kv_heads": h, "head_dim": self.qk_dim, "v_dim": config.v_head_dim,
-        }, features=({"dropout"} if config.dropout else set()) | (set() if ctx.causal else {"non_causal"}))
-
-    def _queries(self, config: MLAConfig, ctx: BuildContext) -> None:
-        wide, rank = config.n_heads * self.qk_dim, config.q_lora_rank
-        self.q_proj = nn.Linear(ctx.d_model, wide, bias=False, **ctx.factory) if rank is None else None
-        if rank is not None:
-            self.q_a_proj = nn.Linear(ctx.d_model, rank, bias=config.bias, **ctx.factory)
-            self.q_a_norm = config.norm.build(ctx.child("q_a_norm", d_model=rank))
-            self.q_b_proj = nn.Linear(rank, wide, bias=False, **ctx.factory)
-
-    def param_specs(self) -> dict[str, ParamSpec]:
-        return {"out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)}
-
-    def held_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"latent": (self.config.kv_lora_rank + self.config.qk_rope_head_dim,)}
-
-    def project(
-        self, x: Tensor, positions: Tensor, segments: Segments | None, leaf: Growing | Ring | None
-    ) -> Projected:
-        config = self.config
-        flat = self.q_b_proj(self.q_a_norm(self.q_a_proj(x))) if self.q_proj is None else self.q_proj(x)
-        q, q_rope = flat.unflatten(-1, (config.n_heads, self.qk_dim)).split(
-            [config.qk_nope_head_dim, config.qk_rope_head_dim], dim=-1
-        )
-        latent, k_rope = self.kv_a_proj(x).split([*self.splits["kv_a_proj"].values()], dim=-1)
-        q_rope, k_rope = told(self.position, q_rope, k_rope[:, :, None], positions, segments, leaf)
-        held = torch.cat([self.kv_a_norm(latent), k_rope[:, :, 0]], dim=-1)
-        return Projected(torch.cat([q, q_rope], dim=-1), {"latent": held})
-
-    def read(self, q: Tensor, held: Held, mask: AttentionMask) -> Tensor:
-        latent = held["latent"]
-        weight = raw_weight(self.kv_b_proj) if self._absorbs(q.shape[1], latent.shape[1]) else None
-        if weight is not None:
-            return self._absorbed(q, latent, weight, mask)
-        config = self.config
-        compressed, k_rope = latent.split([config.kv_lora_rank, config.qk_rope_head_dim], dim=-1)
-        k, v = self.kv_b_proj(compressed).unflatten(-1, (config.n_heads, -1)).split(
-            [config.qk_nope_head_dim, config.v_head_dim], dim=-1
-        )
-        k = torch.cat([k, k_rope[:, :, None].expand(-1, -1, config.n_heads, -1)], dim=-1)
-        return self.run(q, k, v, mask)
-
-    def _absorbs(self, n_queries: int, n_held: int) -> bool:
-        """Whether it is cheaper not to make keys and values: multiplications per held token and head."""
-        c = self.config
-        made = c.kv_lora_rank * (c.qk_nope_head_dim + c.v_head_dim) + n_queries * (self.qk_dim + c.v_head_dim)
-        return n_queries < n_held and n_queries * (2 * c.kv_lora_rank + c.qk_rope_head_dim) < made
-
-    def _absorbed(self, q: Tensor, latent: Tensor, weight: Tensor, mask: AttentionMask) -> Tensor:
-        """One key head that all share. The latent is its own value: what the rotary channels give is dropped at the end."""
-        c = self.config
-        per_head = weight.to(q.dtype).unflatten(0, (c.n_heads, -1))
-        of_keys, of_values = per_head.split([c.qk_nope_head_dim, c.v_head_dim], dim=1)
-        q, q_rope = q.split([c.qk_nope_head_dim, c.qk_rope_head_dim], dim=-1)
-        q = torch.cat([torch.einsum("bthn,hnr->bthr", q, of_keys), q_rope], dim=-1)
-        y = self.run(q, latent[:, :, None], latent[:, :, None], mask)
-        return torch.einsum("bthr,hvr->bthv", y[..., : c.kv_lora_rank], of_values)
-
-    def leave(self, y: Tensor, gate: Tensor | None) -> Tensor:
-        out: Tensor = self.out_proj(y.flatten(-2))
-        return out
-
-
-def _stretch(position: PositionConfig) -> float:
-    """What YaRN's mscale_all_dim makes of the scores: cos and sin carry only the ratio to it."""
-    scaling = position.scaling if isinstance(position, RopeConfig) else None
-    if not isinstance(scaling, YarnScaling) or scaling.mscale_all_dim is None or scaling.factor <= 1:
-        return 1.0
-    return (0.1 * scaling.mscale_all_dim * math.log(scaling.factor) + 1.0) ** 2
+        super().__init__(config, ctx, features={"dropout"} if config.dropout else set())
+        self.dropout = config.dropout

@@ -21,10 +21,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hybridtf.core import BuildContext, Context, Growing, Segments, State
-from hybridtf.core.states.leaf import gather_rows
+from hybridtf.core import BuildContext, Context, Segments, State
 from hybridtf.nn import SparseMixer, SparseMixerConfig, accumulation_dtype
-from hybridtf.ops.block_sparse_attention import Held, SparseRule, choose_blocks
+from hybridtf.nn.pooled import empty_pooled, ended, pooled_with, tokens_of
+from hybridtf.ops.block_sparse_attention import SparseRule, choose_blocks
 
 
 class MobaConfig(SparseMixerConfig):
@@ -59,57 +59,20 @@ class Moba(SparseMixer):
 
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         where: dict[str, Any] = {"dtype": self.attention.compute_dtype, "device": self.attention.device}
-        slots = None if max_len is None else -(-max_len // self.size)
-        shape = (self.n_kv_heads, self.head_dim)
-        pooled = Growing.empty(batch_size, {"k": shape}, max_len=slots, sparse=True, **where)
+        pooled = empty_pooled(batch_size, {"k": (self.n_kv_heads, self.head_dim)}, self.size, max_len, **where)
         return {"keys": super().init_state(batch_size, max_len), "pooled": pooled}
 
     def forward(
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, context: Context | None = None,
         keep: int = 0,
     ) -> tuple[Tensor, State | None]:
-        keys, pooled = (state["keys"], state["pooled"]) if isinstance(state, dict) else (None, None)
+        keys, leaf = (state["keys"], state["pooled"]) if isinstance(state, dict) else (None, None)
         q, held = self.projected(x, segments, keys, keep)
-        full = (held.places.position % self.size == self.size - 1) & (held.places.count > 0)
-        new, columns = self._pool(held, full)
-        blocks = self._route(q, held, segments, pooled, new, full.gather(1, columns))
-        y = self.out_proj(self.seen(q, held, self.rule, blocks=blocks).flatten(-2))
-        if pooled is None:
-            return y, None
-        rank = (full.to(torch.int64).cumsum(1) - 1).clamp(0, max(new.shape[1] - 1, 0))
-        return y, {"keys": held.leaf, "pooled": pooled.append({"k": gather_rows(new, rank)}, segments, where=full)}
-
-    @torch.no_grad()
-    def _pool(self, held: Held, full: Tensor) -> tuple[Tensor, Tensor]:
-        """(b j g k) mean keys of the blocks that end in this call, in order, and the columns (b j) of their ends; every block
-        has ``size`` tokens and at most size - 1 came earlier, which bounds j. Entries beyond a row's ends are of no block."""
-        most = (full.shape[1] + self.size - 1) // self.size
-        order = torch.argsort((~full).to(torch.int8), dim=1, stable=True)[:, :most]
-        places = held.places
-        last = (places.first + places.position - places.start).gather(1, order)
-        slots = last[..., None] - torch.arange(self.size, device=last.device)
-        keys = held.data["k"].detach()
-        if not keys.shape[1]:  # a row of pads on an empty state
-            return keys.new_zeros(len(keys), most, *keys.shape[2:]).to(self.attention.compute_dtype), order
-        wide = gather_rows(keys, slots.clamp(0, keys.shape[1] - 1).flatten(1)).unflatten(1, (most, self.size))
-        return wide.to(accumulation_dtype(keys.dtype)).mean(2).to(self.attention.compute_dtype), order
-
-    @torch.no_grad()
-    def _route(
-        self, q: Tensor, held: Held, segments: Segments | None, leaf: Growing | None, new: Tensor, there: Tensor
-    ) -> Tensor:
-        """(b t h top_k): ids of the chosen blocks, from the mean keys of the state and the ``new`` ones (where ``there``)."""
+        ends = ended(held, self.size, self.size)
+        wide = tokens_of(held.data["k"].detach(), ends).to(accumulation_dtype(q.dtype))
+        pooled = pooled_with(leaf, {"k": wide.mean(2).to(self.attention.compute_dtype)}, ends, segments)
         own = held.places.position // self.size
-        if leaf is not None:
-            order = torch.argsort((~torch.cat([leaf.valid(), there], 1)).to(torch.int8), dim=1, stable=True)
-            new = gather_rows(torch.cat([leaf["k"].to(new.dtype), new], 1), order)
-        first = torch.zeros_like(own)
-        if segments is not None:
-            full = (held.places.position % self.size == self.size - 1) & segments.real
-            earlier = full.to(torch.int64).cumsum(1) - full.to(torch.int64)
-            first = (earlier - own).clamp(min=0)  # of a document that starts in this call
-            if leaf is not None:
-                carried = segments.ids == segments.carried[:, None]
-                first = torch.where(carried, 0, (leaf.count[:, None] + earlier - own).clamp(min=0))
-        chosen = choose_blocks(q, new, first, own, self.top_k - 1)
-        return torch.cat([own[..., None, None].expand(-1, -1, self.heads, 1), chosen], -1)
+        chosen = choose_blocks(q, pooled.data["k"], pooled.first, own, self.top_k - 1)
+        blocks = torch.cat([own[..., None, None].expand(-1, -1, self.heads, 1), chosen], -1)
+        y = self.out_proj(self.seen(q, held, self.rule, blocks=blocks).flatten(-2))
+        return y, None if state is None else {"keys": held.leaf, "pooled": pooled.leaf}

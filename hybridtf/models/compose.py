@@ -74,7 +74,7 @@ class Stack(nn.Module):
         self.stream = agreed_stream(layers, self.blocks(), ctx.where)
         self.merge = build_merge(merge, self.stream, ctx.child("merge", edges=frozenset(written)))
         parts = [part for block in self.blocks() for part in block.parts().values()]
-        read = {edge for reader in (*parts, *self.blocks()) for edge in reader.reads}
+        read = {edge for part in parts for edge in part.reads} | {edge for block in self.blocks() for edge in block.reads}
         for part in parts:
             part.unread(frozenset(part.writes) - read)
         self.takes = {field for block in self.blocks() for part in block.parts().values() for field in part.takes}

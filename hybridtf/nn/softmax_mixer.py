@@ -49,6 +49,8 @@ class Projected(NamedTuple):
     """What the state is to hold of each."""
     gate: Tensor | None = None
     """(b t ...) what the output is multiplied by, where there is a gate."""
+    source: Tensor | None = None
+    """(b t ...) what the queries are projected from, where that is not x."""
 
 
 class HeldAttention(SequenceMixer):
@@ -215,7 +217,7 @@ class SoftmaxMixer(HeldAttention):
     ) -> tuple[Any, ...]:
         leaf = state if isinstance(state, Growing | Ring) else None
         x, positions = self.enter(x, segments, state, leaf)
-        q, new, gate = self.project(x, positions, segments, leaf)
+        q, new, gate, _ = self.project(x, positions, segments, leaf)
         new, written = self.exchange(new, edges or {}, segments)
         y, after = self.attend(q, new, positions, segments, leaf, keep)
         out = (self.leave(y, gate), state if leaf is None else after)

@@ -11,6 +11,7 @@ from hybridtf.ops import (
     block_sparse_attention,
     dplr,
     gated_delta_rule,
+    gather_attention,
     gla,
     grouped_linear,
     linear_scan,
@@ -51,6 +52,7 @@ def hybridtf_kernels() -> Sequence[Kernel]:
         *state_space.KERNELS,
         *ttt.KERNELS,
         *mesa.KERNELS,
+        *gather_attention.KERNELS,
     )
 
 
@@ -74,4 +76,5 @@ def hybridtf_op_cases() -> Sequence[OpCase]:
         *talking_attention.CASES,
         *ttt.CASES,
         *mesa.CASES,
+        *gather_attention.CASES,
     )

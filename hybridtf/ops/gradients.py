@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
 from hybridtf.core.errors import KernelError
 
@@ -48,3 +49,22 @@ def autograd_inside() -> Iterator[None]:
         hidden = hidden - torch._C.DispatchKeySet(key)
     with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), hidden), torch.enable_grad():
         yield
+
+
+def count_flops(name: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
+    """Tell torch's counter of operations what happens inside, by doing it on tensors without data."""
+    for operator, run in ((name, forward), (f"{name}_backward", backward)):
+
+        def count(*inputs: Any, run: Callable[..., Any] = run, out_val: Any = None, **more: Any) -> int:
+            given = [_shape_only(x) for x in inputs]
+            with FlopCounterMode(display=False) as counter:
+                run(*given)
+            return int(counter.get_total_flops())
+
+        register_flop_formula(getattr(torch.ops.hybridtf, operator), get_raw=True)(count)
+
+
+def _shape_only(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return torch.empty(x.shape, dtype=x.dtype, device="meta")
+    return [_shape_only(item) for item in x] if isinstance(x, list | tuple) else x

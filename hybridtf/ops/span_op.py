@@ -18,10 +18,9 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.gradients import autograd_inside, first_order
+from hybridtf.ops.gradients import autograd_inside, count_flops, first_order
 
 States: TypeAlias = tuple[Tensor, ...]
 
@@ -263,28 +262,9 @@ class _Form:
             schema=f"({schema}, Tensor[] starts, Tensor dy, Tensor[] dlast) -> Tensor[]",
         )
         backward_op.register_fake(fake_backward)
-        _count_flops(self.name, forward, backward)
+        count_flops(self.name, forward, backward)
         # The operators themselves, which a compiler knows, and not the objects that defined them.
         return getattr(torch.ops.hybridtf, self.name).default, getattr(torch.ops.hybridtf, f"{self.name}_backward").default
-
-
-def _count_flops(name: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
-    """Tell torch's counter of operations what happens inside, by doing it on tensors without data."""
-    for operator, run in ((name, forward), (f"{name}_backward", backward)):
-
-        def count(*inputs: Any, run: Callable[..., Any] = run, out_val: Any = None, **more: Any) -> int:
-            given = [_shape_only(x) for x in inputs]
-            with FlopCounterMode(display=False) as counter:
-                run(*given)
-            return int(counter.get_total_flops())
-
-        register_flop_formula(getattr(torch.ops.hybridtf, operator), get_raw=True)(count)
-
-
-def _shape_only(x: Any) -> Any:
-    if isinstance(x, Tensor):
-        return torch.empty(x.shape, dtype=x.dtype, device="meta")
-    return [_shape_only(item) for item in x] if isinstance(x, list | tuple) else x
 
 
 def _given(tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from torch._dynamo.testing import CompileCounter
 from hybridtf.core import Growing, Segments, leaves
 from hybridtf.testing.compare import close, gradients
 from hybridtf.testing.errors import ContractError, NotApplicableError
-from hybridtf.testing.laws_time import weight_like
+from hybridtf.testing.laws_time import total_loss, weight_like
 from hybridtf.testing.subject import TIMELESS, Inputs, Subject
 
 RANK = 3
@@ -70,8 +70,8 @@ def check_lora(subject: Subject) -> None:
     if not _replace(module, nn.Linear, lambda base, i: LowRank(base, i)):
         raise NotApplicableError("has no nn.Linear")
     adapters = {name: p for name, p in module.named_parameters() if name.endswith((".down", ".up"))}
-    out = subject.call(module, subject.inputs(module, 2, 9)).y
-    found = gradients((weight_like(out) * out).sum(), list(adapters.values()))
+    out = subject.call(module, subject.inputs(module, 2, 9))
+    found = gradients(total_loss(out, weight_like(out.y), with_state=False), list(adapters.values()))
     silent = [name for name, grad in zip(adapters, found, strict=True) if not bool(grad.any())]
     if silent:
         raise ContractError(f"adapters without effect: {silent}; call the Linear itself, or ask core.raw_weight")

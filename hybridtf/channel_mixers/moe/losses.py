@@ -13,13 +13,6 @@ from torch import Tensor
 from hybridtf.core import Segments
 
 
-def n_real(shape: tuple[int, int], segments: Segments | None, device: torch.device) -> Tensor:
-    """The count of every loss: real tokens of the call, int64."""
-    if segments is not None:
-        return segments.real.sum()
-    return torch.full((), shape[0] * shape[1], dtype=torch.int64, device=device)
-
-
 def z_loss(logits: Tensor, segments: Segments | None) -> Tensor:
     """Sum over real tokens of logsumexp(logits)^2 (ST-MoE, https://arxiv.org/abs/2202.08906); ``logits`` (n e)."""
     squares = logits.logsumexp(-1).square()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hybridtf.channel_mixers.glu import GLU, GLUConfig
 from hybridtf.channel_mixers.mlp import MLP, MLPConfig
 from hybridtf.channel_mixers.moe.experts import ExpertOptions, Experts
-from hybridtf.channel_mixers.moe.losses import balance_loss, n_real, z_loss
+from hybridtf.channel_mixers.moe.losses import balance_loss, z_loss
 from hybridtf.channel_mixers.moe.routing import RouterOptions, Routing, route
 from hybridtf.channel_mixers.moe.selection import SelectionBias
 from hybridtf.core import (
@@ -30,7 +30,7 @@ from hybridtf.core import (
     raw_weight,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import accumulation_dtype
+from hybridtf.nn import accumulation_dtype, n_real
 
 
 class MoEConfig(ChannelMixerConfig, ExpertOptions, RouterOptions):

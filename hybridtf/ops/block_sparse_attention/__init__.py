@@ -10,13 +10,14 @@ from hybridtf.core.kernels import Kernel, always
 from hybridtf.ops.block_sparse_attention.choose import choose_blocks
 from hybridtf.ops.block_sparse_attention.draws import random_blocks
 from hybridtf.ops.block_sparse_attention.held import Held, hold
+from hybridtf.ops.block_sparse_attention.importance import important_blocks
 from hybridtf.ops.block_sparse_attention.reference import block_sparse_attention_reference
 from hybridtf.ops.block_sparse_attention.rule import Places, SparseRule
 from hybridtf.ops.block_sparse_attention.sparse import block_sparse_attention_torch
 
 __all__ = [
     "KERNELS", "Held", "Places", "SparseRule", "block_sparse_attention_reference", "block_sparse_attention_torch",
-    "choose_blocks", "hold", "random_blocks",
+    "choose_blocks", "hold", "important_blocks", "random_blocks",
 ]
 
 

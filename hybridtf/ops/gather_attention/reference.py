@@ -1,0 +1,43 @@
+"""The definition of attention to chosen tokens: a dense mask, a softmax."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hybridtf.core.segments import Segments
+from hybridtf.ops.attention.mask import accumulate_dtype, no_autocast
+from hybridtf.ops.block_sparse_attention import Places
+from hybridtf.ops.gather_attention.shapes import check_call, placed, slots_of
+
+
+def gather_attention_reference(
+    q: Tensor, k: Tensor, v: Tensor, index: Tensor, places: Places | None = None, *, segments: Segments | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention of each query to the tokens of its document that ``index`` names by position, none later than it.
+
+    ``q`` (b t h k), ``k`` (b s g k), ``v`` (b s g v): query head i reads key head i // (h / g). ``index`` (b t c n), int64,
+    c = 1 (all heads share) or g, -1 for none; those of one query differ.
+    ``places`` says where queries and documents lie; None: the
+    keys are the call's own, in documents by ``segments``. ``scale`` None is ``k ** -0.5``.
+
+    Returns y (b t h v), and the weights (b t c n) that fell on each choice, summed over the heads that share it, without a
+    gradient, in float32 at least. A query that sees nothing gives zero. Memory grows with ``t * s``.
+    """
+    check_call(q, k, v, index)
+    q, k, v, places = placed(q, k, v, places, segments)
+    dtype, (b, t, h, width), (s, g) = accumulate_dtype(q.dtype), q.shape, k.shape[1:3]
+    c = index.shape[2]
+    with no_autocast(q.device):
+        keys, values = (x.to(dtype).repeat_interleave(h // g, 2) for x in (k, v))
+        slots = slots_of(index, places, s)
+        chosen = torch.zeros(b, t, c, s + 1, dtype=torch.bool, device=q.device)
+        chosen = chosen.scatter(-1, torch.where(slots < 0, s, slots), True)[..., :s]
+        seen = chosen.transpose(1, 2).repeat_interleave(h // c, 1)
+        scores = torch.einsum("bthk,bshk->bhts", q.to(dtype), keys) * (width**-0.5 if scale is None else scale)
+        alone = ~seen.any(-1, keepdim=True)
+        weights = scores.masked_fill(~seen, -torch.inf).masked_fill(alone, 0.0).softmax(-1).masked_fill(alone, 0.0)
+        shared = weights.detach().unflatten(1, (c, h // c)).sum(2).transpose(1, 2)
+        mass = torch.cat([shared, shared.new_zeros(b, t, c, 1)], -1).gather(-1, torch.where(slots < 0, s, slots))
+        return torch.einsum("bhts,bshv->bthv", weights, values).to(q.dtype), mass
