@@ -8,7 +8,8 @@ s_0 (the stem's output), s_1, ..., are edges.
     x' = x + y                             in the first branch of a group: x becomes s_{n+1}, and x' = y
 
 The first branch of the stack has no mix and reads x itself, but in a shared block, which may come again. The model ends with
-a mix of its own (``merge``). Inkling 2's full attention has a mix for each of queries, keys and values; here a branch reads one.
+a mix of its own (``merge``). Inkling 2's full attention has a mix for each of queries, keys and values; here a branch reads
+one.
 """
 
 from __future__ import annotations
