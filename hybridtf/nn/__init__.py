@@ -91,9 +91,16 @@ __all__ = [
 
 @hookimpl
 def hybridtf_norms() -> Sequence[type[ComponentConfig]]:
+    return (RMSNormConfig, LayerNormConfig, GroupNormConfig, NoNormConfig)
+
+
+@hookimpl
+def hybridtf_positions() -> Sequence[type[ComponentConfig]]:
     return (
-        RMSNormConfig,
-        LayerNormConfig,
-        GroupNormConfig,
-        NoNormConfig,
+        NoPositionConfig,
+        RopeConfig,
+        XPosConfig,
+        AlibiConfig,
+        LearnedPositionConfig,
+        SinusoidalPositionConfig,
     )
