@@ -4,9 +4,11 @@
     C_t  = the ``index_topk`` tokens j <= t with the highest I_tj;    y_t = out( softmax attention of every head to C_t )
 
 The indexer's inputs carry no graph. It learns from the loss ``indexer_kl`` = KL(p_t || softmax over C_t of I_t), where p_t is
-the attention's own weight on C_t, summed over heads and made to sum to 1. With index_topk >= length this is full attention, and
-the loss the published one of the dense warm-up. Published code turns the indexer's queries and keys by a Hadamard matrix for
-8-bit numbers; that changes no product and is left out. Scores take t^2, attention t * index_topk.
+the attention's own weight on C_t, summed over heads and made to sum to 1. With index_topk >= length this is full attention,
+and the loss the published one of the dense warm-up. Published code turns the indexer's queries and keys by a Hadamard matrix
+for 8-bit numbers; that changes no product and is left out. With ``index_pool`` whole blocks of tokens are scored and chosen,
+and the open block is always seen (GLM-5-Next: ``indexed_mla`` without positions, index_pool 4); the loss is then over chosen
+blocks. Scores take t^2, attention t * index_topk.
 
 Axes: b batch, t time, s held tokens, d d_model, h heads, n choices, r kv_lora_rank + qk_rope_head_dim.
 """
@@ -38,7 +40,7 @@ class IndexedAttentionConfig(IndexedConfig, HeadsConfig):
 
     @classmethod
     def tiny(cls) -> Self:
-        return cls(n_heads=4, n_kv_heads=2, head_dim=6, index_n_heads=8, index_head_dim=4, index_topk=5)
+        return cls(n_heads=4, n_kv_heads=2, head_dim=6, index_n_heads=8, index_head_dim=4, index_topk=6)
 
     def build(self, ctx: BuildContext) -> IndexedAttention:
         return IndexedAttention(self, ctx)
@@ -80,7 +82,7 @@ class IndexedMLAConfig(IndexedConfig, LatentConfig):
     def tiny(cls) -> Self:
         return cls(
             n_heads=2, q_lora_rank=5, kv_lora_rank=6, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=3, index_n_heads=8,
-            index_head_dim=6, index_topk=3,
+            index_head_dim=6, index_topk=5,
         )
 
     def build(self, ctx: BuildContext) -> IndexedMLA:
