@@ -81,3 +81,15 @@ def hybridtf_norms() -> Sequence[type[ComponentConfig]]:
         GroupNormConfig,
         NoNormConfig,
     )
+
+
+@hookimpl
+def hybridtf_positions() -> Sequence[type[ComponentConfig]]:
+    return (
+        NoPositionConfig,
+        RopeConfig,
+        XPosConfig,
+        AlibiConfig,
+        LearnedPositionConfig,
+        SinusoidalPositionConfig,
+    )
