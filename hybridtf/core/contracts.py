@@ -87,6 +87,10 @@ class _Part(nn.Module, ABC):
         """The component returns a third value, :class:`Extras`."""
         return bool(self.writes or self.losses)
 
+    def unread(self, edges: frozenset[str]) -> None:
+        """Told once, when all layers of a stack stand and before parameters are filled: which of its edges no layer reads.
+        A component with parameters that serve those edges alone can let them go."""
+
 
 class SequenceMixer(_Part):
     """Mixes along time.

@@ -5,7 +5,7 @@
 
 The norm is over all heads' channels together; before it the published code divides by the root of the key width. The lower
 bound rises with depth, by one parameter for the whole stack: the first HGRN2 layer owns it, has the bound 0, and writes an
-edge for each later layer (:class:`~hybridtf.nn.LowerBounds`). A layer used alone, or the last of a stack, has the bound 0.
+edge for each later layer (:class:`~hybridtf.nn.LowerBounds`). A layer used alone, or the only one of a stack, has the bound 0.
 
 Axes: b batch, t time, d d_model, h heads, k key width of a head (``expand_ratio``), v value width, the same.
 """
@@ -86,6 +86,11 @@ class HGRN2(RecurrentMixer):
 
     def param_specs(self) -> dict[str, ParamSpec]:
         return {"out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)}
+
+    def unread(self, edges: frozenset[str]) -> None:
+        if self.bounds is not None:
+            self.bounds.unread(edges)
+            self.writes = self.bounds.writes
 
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         shapes = {"S": (self.n_heads, self.config.expand_ratio, self.config.expand_ratio)}

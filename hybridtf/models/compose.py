@@ -65,6 +65,10 @@ class Stack(nn.Module):
                     raise where.error("adapters tell the layers of a shared block apart: they need shared = true")
                 self.layers[str(i)] = Visit(adapters, self.layers[key], where)
         self.order = tuple(order)
+        parts = [part for block in self.blocks() for part in block.parts().values()]
+        read = {edge for part in parts for edge in part.reads}
+        for part in parts:
+            part.unread(frozenset(part.writes) - read)
         self.takes = {field for block in self.blocks() for part in block.parts().values() for field in part.takes}
         """Fields of segments that some component obeys."""
         self.checkpointed: frozenset[int] = frozenset()

@@ -3,8 +3,8 @@
     P = softmax(table) over its rows 0..n;  bound_i = P_1 + ... + P_i;  a = bound_i + (1 - bound_i) sigmoid(f)
 
 The first layer that has such gates owns ``table`` (one row for it and for each layer after it, whatever their mixers) and has
-the bound 0. It writes the bound of each later layer as an edge of its own, which that layer reads. A layer used alone, or the
-last of its stack, has nobody to hand bounds to: it owns no table, and its bound is 0.
+the bound 0. It writes the bound of each later layer as an edge of its own, which that layer reads. A layer used alone, the
+last of its stack, or the only one of its kind there has nobody to hand bounds to: it owns no table, and its bound is 0.
 
 Axes: b batch, t time, c channels of the gate, n layers after the owner.
 """
@@ -23,7 +23,8 @@ class LowerBounds(nn.Module):
     """The bound of one layer's gates, over ``ctx.d_model`` channels; ``family`` names its kind, so that two kinds of
     gates in one stack have a table each.
 
-    The mixer that holds it has its ``reads`` and ``writes``, and returns as ``Extras`` what :meth:`forward` hands on.
+    The mixer that holds it has its ``reads`` and ``writes``, and returns as ``Extras`` what :meth:`forward` hands on; it
+    passes :meth:`unread` on, too.
     """
 
     def __init__(self, ctx: BuildContext, family: str) -> None:
@@ -37,6 +38,11 @@ class LowerBounds(nn.Module):
 
     def param_specs(self) -> dict[str, ParamSpec]:
         return {} if self.table is None else {"table": ParamSpec("state", init.constant(0.0))}
+
+    def unread(self, edges: frozenset[str]) -> None:
+        """Let the table go where no layer reads a bound: nothing would ever train it."""
+        if self.table is not None and edges >= set(self.writes):
+            self.table, self.writes = None, ()
 
     def forward(self, x: Tensor, edges: Edges | None) -> tuple[Tensor | None, dict[str, Tensor]]:
         """For x (b t ...): the layer's own bound (b t c), None for 0, and the edges to write, each (b t c)."""
