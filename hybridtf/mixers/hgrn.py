@@ -72,6 +72,11 @@ class HGRN(RecurrentMixer):
     def param_specs(self) -> dict[str, ParamSpec]:
         return {"out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)}
 
+    def unread(self, edges: frozenset[str]) -> None:
+        if self.bounds is not None:
+            self.bounds.unread(edges)
+            self.writes = self.bounds.writes
+
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         rnn = self.scan.init_state(batch_size)
         return {"rnn": rnn} if self.conv is None else {"conv": self.conv.init_state(batch_size), "rnn": rnn}
