@@ -48,9 +48,10 @@ class AttentionConfig(HeadsConfig):
     out_bias: bool = False
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """On the attention weights, in training."""
-    value_residual: Literal["first", "later"] | None = None
+    value_residual: Literal["auto", "first", "later"] | None = None
     """Later layers mix the first layer's values into theirs, v = m_0 v_first + m_1 v, with two learned numbers that start at
-    0.5 (https://arxiv.org/abs/2410.17897). The block of the first such layer says ``first``, that of the others ``later``."""
+    0.5 (https://arxiv.org/abs/2410.17897). ``auto``: the first such layer of the stack is the first, and the others are later
+    ones; ``first``, ``later``: by name."""
 
     def edge_shapes(self, d_model: int) -> dict[str, tuple[int, ...]]:
         """Of the first layer's values, after (b, t)."""
@@ -77,9 +78,12 @@ class Attention(HeadsMixer):
         inner = config.n_heads * self.head_dim
         self.gate_proj = nn.Linear(ctx.d_model, inner, bias=False, **ctx.factory) if config.output_gate else None
         self.sinks = nn.Parameter(torch.zeros(config.n_heads, **ctx.factory)) if config.sinks else None
-        self.value_mix = nn.Parameter(torch.empty(2, **ctx.factory)) if config.value_residual == "later" else None
-        self.writes = (VALUES,) if config.value_residual == "first" else ()
-        self.reads = (VALUES,) if config.value_residual == "later" else ()
+        role = config.value_residual
+        if role == "auto":
+            role = "later" if VALUES in ctx.edges else "first"
+        self.value_mix = nn.Parameter(torch.empty(2, **ctx.factory)) if role == "later" else None
+        self.writes = (VALUES,) if role == "first" else ()
+        self.reads = (VALUES,) if role == "later" else ()
         if config.kernel == "flash":
             self.cannot["compile"] = "the flash kernel cuts documents out of a batch, and has to look where they are"
 

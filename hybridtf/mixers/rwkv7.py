@@ -53,16 +53,15 @@ class RWKV7Config(SequenceMixerConfig):
     a_rank: int | None = Field(default=None, gt=0)
     v_rank: int | None = Field(default=None, gt=0)
     gate_rank: int | None = Field(default=None, gt=0)
-    first_values: Literal["by_layer", "write", "read", "none"] = "by_layer"
-    """``by_layer``: layer 0 of the stack writes its values as an edge, and later layers mix them into their own. In a stack
-    whose first RWKV-7 layer is not its first, say ``write`` there and ``read`` in the others. ``none``: own values alone."""
+    first_values: Literal["auto", "write", "read", "none"] = "auto"
+    """``auto``: the first RWKV-7 layer of a stack writes its values as an edge, and later ones mix them into their own.
+    ``write``, ``read``: the part of such a layer, by name. ``none``: own values alone."""
     chunk_size: int = Field(default=32, gt=0)
     kernel: str = "auto"
 
     @classmethod
     def tiny(cls) -> Self:
-        # Writes wherever it stands, so that a stack may begin with any layer.
-        return cls(head_dim=4, decay_rank=3, a_rank=3, v_rank=2, gate_rank=3, first_values="write", chunk_size=4)
+        return cls(head_dim=4, decay_rank=3, a_rank=3, v_rank=2, gate_rank=3, chunk_size=4)
 
     def build(self, ctx: BuildContext) -> RWKV7:
         return RWKV7(self, ctx)
@@ -89,8 +88,8 @@ class RWKV7(RecurrentMixer):
         self.n_heads = width // config.head_dim
         self.depth, self.height = depth(ctx), (ctx.layer_idx + 1) / ctx.n_layers
         told = config.first_values
-        if told == "by_layer":
-            told = "read" if ctx.layer_idx else "write"
+        if told == "auto":
+            told = "read" if FIRST_VALUES in ctx.edges else "write"
         self.reads = (FIRST_VALUES,) if told == "read" else ()
         self.writes = (FIRST_VALUES,) if told == "write" else ()
         self.shift = TokenShift(ctx.child("shift"))

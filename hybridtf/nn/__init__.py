@@ -75,11 +75,18 @@ __all__ = [
 
 @hookimpl
 def hybridtf_norms() -> Sequence[type[ComponentConfig]]:
+    return (RMSNormConfig, LayerNormConfig, GroupNormConfig, NoNormConfig)
+
+
+@hookimpl
+def hybridtf_positions() -> Sequence[type[ComponentConfig]]:
     return (
-        RMSNormConfig,
-        LayerNormConfig,
-        GroupNormConfig,
-        NoNormConfig,
+        NoPositionConfig,
+        RopeConfig,
+        XPosConfig,
+        AlibiConfig,
+        LearnedPositionConfig,
+        SinusoidalPositionConfig,
     )
 
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from hybridtf.core import BuildContext
 
 
-def built(config, d_model: int, *, layer_idx: int = 0, n_layers: int = 1):
+def built(config, d_model: int, *, layer_idx: int = 0, n_layers: int = 1, edges: frozenset[str] = frozenset()):
     """A float64 mixer with random numbers in every parameter, so that no start hides anything."""
-    ctx = BuildContext(d_model=d_model, layer_idx=layer_idx, n_layers=n_layers, param_dtype=torch.float64)
+    ctx = BuildContext(d_model=d_model, layer_idx=layer_idx, n_layers=n_layers, param_dtype=torch.float64, edges=edges)
     mixer = config.build(ctx)
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():

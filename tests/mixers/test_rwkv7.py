@@ -59,7 +59,7 @@ def test_the_first_layer_and_a_later_one(t: int) -> None:
     torch.testing.assert_close(extras.edges[FIRST_VALUES], own)
     if t > 1:  # of one token alone the decay has nothing to act on
         same(y, expected, x, mixer)
-    later = built(CONFIG, WIDTH, layer_idx=1, n_layers=3)
+    later = built(CONFIG, WIDTH, layer_idx=1, n_layers=3, edges=frozenset({FIRST_VALUES}))
     first = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype)
     y, _ = later(x, edges={FIRST_VALUES: first})
     torch.testing.assert_close(y, plain(later, x, first)[0], rtol=1e-9, atol=1e-9)
@@ -68,13 +68,13 @@ def test_the_first_layer_and_a_later_one(t: int) -> None:
 
 
 def test_who_writes_and_who_reads() -> None:
-    def edges(told: str, layer_idx: int):
+    def edges(told: str, layer_idx: int, *written: str):
         config = CONFIG.model_copy(update={"first_values": told})
-        mixer = config.build(BuildContext(d_model=WIDTH, layer_idx=layer_idx, n_layers=4))
+        mixer = config.build(BuildContext(d_model=WIDTH, layer_idx=layer_idx, n_layers=4, edges=frozenset(written)))
         return bool(mixer.writes), bool(mixer.reads), mixer.v_lora is not None
 
-    assert edges("by_layer", 0) == edges("write", 2) == (True, False, False)
-    assert edges("by_layer", 2) == edges("read", 1) == (False, True, True)
+    assert edges("auto", 2) == edges("write", 2, FIRST_VALUES) == (True, False, False)
+    assert edges("auto", 2, FIRST_VALUES) == edges("read", 1) == (False, True, True)
     assert edges("none", 0) == edges("none", 3) == (False, False, False)
 
 

@@ -48,6 +48,15 @@ def model(pattern, **later):
     ).build()
 
 
+def test_the_first_of_a_stack_is_found():
+    blocks = {"a": {"mixer": {"type": "attention", "n_heads": 2, "n_kv_heads": 1, "value_residual": "auto"}}}
+    found = LanguageModelConfig(vocab_size=17, d_model=8, n_layers=3, pattern="a*3", blocks=blocks).build()
+    named = model("f a*2")
+    named.load_state_dict(dict(zip(named.state_dict(), found.state_dict().values(), strict=True)))
+    ids = torch.randint(0, 17, (2, 5))
+    assert torch.equal(found(ids).logits, named(ids).logits)
+
+
 def test_in_a_model_the_first_layer_writes_and_the_others_read():
     made = model("f a*2").double().eval()
     ids = torch.randint(0, 17, (2, 9))
