@@ -88,15 +88,3 @@ def hybridtf_positions() -> Sequence[type[ComponentConfig]]:
         LearnedPositionConfig,
         SinusoidalPositionConfig,
     )
-
-
-@hookimpl
-def hybridtf_positions() -> Sequence[type[ComponentConfig]]:
-    return (
-        NoPositionConfig,
-        RopeConfig,
-        XPosConfig,
-        AlibiConfig,
-        LearnedPositionConfig,
-        SinusoidalPositionConfig,
-    )

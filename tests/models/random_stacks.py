@@ -28,6 +28,10 @@ N_BLOCKS = 3
 OF_STEMS = ("token_ids", "embedding")
 """Edges that every stack has."""
 
+HIDDEN = (("meta_tokens", "longformer"),)
+"""Combinators and mixers inside them of which a part stays idle: the global tokens are then the learned ones, which nobody
+reads the outputs of."""
+
 SCALING_OPTIONS: dict[str, Any] = {"factor": 4.0, "original_max_len": 16}
 """Rotary positions are stretched within the lengths of the checks."""
 
@@ -281,9 +285,10 @@ class Drawn:
 
     def _combined(self, blocks: dict[str, ComponentConfig]) -> list[str]:
         """One more block: a combinator over other mixers than it has in its own small form; its name."""
-        names = [name for name in drawable("mixers") if name not in combinators()]
         slot = self.seed // 4
-        table = tiny("mixers", self._card("combinators", slot, combinators())).to_dict()
+        card = self._card("combinators", slot, combinators())
+        names = [name for name in drawable("mixers") if name not in combinators() and (card, name) not in HIDDEN]
+        table = tiny("mixers", card).to_dict()
         inner = [tiny("mixers", dealt("inner mixers", 2 * slot + i, names)) for i in range(2)]
         if "branches" in table:
             table["branches"] = [config.to_dict() for config in inner]
