@@ -21,7 +21,7 @@ from torch import Generator, Tensor, nn
 
 from hybridtf.core import BuildContext, Edges, Fixed, ParamSpec, RecurrentMixer, Segments, SequenceMixerConfig, State, init
 from hybridtf.core.init import fan_in
-from hybridtf.nn import accumulation_dtype
+from hybridtf.nn import ChunkSize, accumulation_dtype
 
 
 class EMAConfig(SequenceMixerConfig):
@@ -34,7 +34,7 @@ class EMAConfig(SequenceMixerConfig):
     """Averages for each channel (h in the paper)."""
     bias: bool = True
     """Of the gate's projection."""
-    chunk_size: int = Field(default=64, gt=0)
+    chunk_size: ChunkSize = 64
     """A power of 2."""
     kernel: str = "auto"
 

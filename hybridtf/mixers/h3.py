@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, Edges, Fixed, ParamSpec, RecurrentMixer, Segments, SequenceMixerConfig, State, init
 from hybridtf.core.init import fan_in
-from hybridtf.nn import DiagonalInit, DiagonalSSM, Discretisation, ShortConv, accumulation_dtype
+from hybridtf.nn import ChunkSize, DiagonalInit, DiagonalSSM, Discretisation, ShortConv, accumulation_dtype
 
 
 class H3Config(SequenceMixerConfig):
@@ -41,7 +41,7 @@ class H3Config(SequenceMixerConfig):
     """The time steps start log-evenly in this range."""
     bias: bool = True
     """Of the four projections."""
-    chunk_size: int = Field(default=64, gt=0)
+    chunk_size: ChunkSize = 64
     """A power of 2."""
     kernel: str = "auto"
     conv_kernel: str = "auto"

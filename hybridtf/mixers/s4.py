@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, Edges, ParamSpec, RecurrentMixer, Segments, SequenceMixerConfig, State, init
 from hybridtf.core.init import fan_in
-from hybridtf.nn import DPLRSSM, DiagonalInit, DiagonalSSM, Discretisation, accumulation_dtype
+from hybridtf.nn import DPLRSSM, ChunkSize, DiagonalInit, DiagonalSSM, Discretisation, accumulation_dtype
 
 
 class _StateSpaceConfig(SequenceMixerConfig):
@@ -35,7 +35,7 @@ class _StateSpaceConfig(SequenceMixerConfig):
     """The time steps start log-evenly in this range."""
     bias: bool = True
     """Of ``out_proj``."""
-    chunk_size: int = Field(default=64, gt=0)
+    chunk_size: ChunkSize = 64
     """A power of 2."""
     kernel: str = "auto"
 
@@ -44,8 +44,6 @@ class _StateSpaceConfig(SequenceMixerConfig):
         low, high = self.dt_range
         if not 0 < low <= high:
             raise ValueError(f"dt_range = {list(self.dt_range)} must be two rising positive numbers")
-        if self.chunk_size & (self.chunk_size - 1):
-            raise ValueError(f"chunk_size = {self.chunk_size} must be a power of 2")
         return self
 
     @classmethod

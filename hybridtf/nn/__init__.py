@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 from hybridtf.nn.activations import Activation, GateOptions, activation
-from hybridtf.nn.diagonal_ssm import DiagonalInit, DiagonalSSM, Discretisation, discretised, multiply, pattern
+from hybridtf.nn.diagonal_ssm import ChunkSize, DiagonalInit, DiagonalSSM, Discretisation, discretised, multiply, pattern
 from hybridtf.nn.dplr_ssm import DPLRSSM
 from hybridtf.nn.feature_maps import FEATURE_MAPS, FeatureMap, quadratic, taylor
 from hybridtf.nn.heads_mixer import HeadCountsConfig, HeadsConfig, HeadsMixer
@@ -59,17 +59,17 @@ from hybridtf.nn.softmax_mixer import Held, HeldAttention, Projected, SoftmaxMix
 from hybridtf.nn.sparse_mixer import SparseMixer, SparseMixerConfig
 
 __all__ = [
-    "DPLRSSM", "FEATURE_MAPS", "RGLRU", "Activation", "Adapted", "Alibi", "AlibiConfig", "ComplexScan", "DiagonalInit",
-    "DiagonalSSM", "Discretisation", "DropPath", "DynamicNTKScaling", "FeatureMap", "GateOptions", "GatedRMSNorm",
-    "GroupNormConfig", "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadsConfig", "HeadsMixer", "Held", "HeldAttention",
-    "ImplicitFilter", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig", "LinearHeads",
-    "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds", "NTKScaling",
-    "NoNorm", "NoNormConfig", "NoPositionConfig", "Pair", "Projected", "RMSNorm", "RMSNormConfig", "RandomFeatures", "Rope",
-    "RopeConfig", "RopeScaling", "Scan", "ShortConv", "ShortConvs", "SinusoidalPosition", "SinusoidalPositionConfig",
-    "SoftmaxMixer", "SparseMixer", "SparseMixerConfig", "TokenShift", "Written", "XPos", "XPosConfig", "YarnScaling",
-    "accumulation_dtype", "activation", "diagonal_hippo", "discretised", "head_width", "hippo_legs", "l2_normalised",
-    "log_forget", "merge_low_rank", "multiply", "pattern", "quadratic", "retention_log_decay", "running_bound", "taylor",
-    "token_positions", "told",
+    "DPLRSSM", "FEATURE_MAPS", "RGLRU", "Activation", "Adapted", "Alibi", "AlibiConfig", "ChunkSize", "ComplexScan",
+    "DiagonalInit", "DiagonalSSM", "Discretisation", "DropPath", "DynamicNTKScaling", "FeatureMap", "GateOptions",
+    "GatedRMSNorm", "GroupNormConfig", "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadsConfig", "HeadsMixer", "Held",
+    "HeldAttention", "ImplicitFilter", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig",
+    "LinearHeads", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank",
+    "LowerBounds", "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "Pair", "Projected", "RMSNorm",
+    "RMSNormConfig", "RandomFeatures", "Rope", "RopeConfig", "RopeScaling", "Scan", "ShortConv", "ShortConvs",
+    "SinusoidalPosition", "SinusoidalPositionConfig", "SoftmaxMixer", "SparseMixer", "SparseMixerConfig", "TokenShift",
+    "Written", "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "diagonal_hippo", "discretised",
+    "head_width", "hippo_legs", "l2_normalised", "log_forget", "merge_low_rank", "multiply", "pattern", "quadratic",
+    "retention_log_decay", "running_bound", "taylor", "token_positions", "told",
 ]
 
 

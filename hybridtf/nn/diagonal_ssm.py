@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import torch
+from pydantic import AfterValidator, Field
 from torch import Generator, Tensor, nn
 
 from hybridtf.core import BuildContext, Fixed, ParamSpec, Segments, init
@@ -24,6 +25,16 @@ from hybridtf.nn.scan import Pair
 Discretisation: TypeAlias = Literal["zoh", "bilinear"]
 DiagonalInit: TypeAlias = Literal["lin", "inv", "legs"]
 """S4D-Lin, S4D-Inv and S4D-LegS of the paper."""
+
+
+def _power_of_2(value: int) -> int:
+    if value & (value - 1):
+        raise ValueError(f"must be a power of 2, got {value}")
+    return value
+
+
+ChunkSize: TypeAlias = Annotated[int, Field(gt=0), AfterValidator(_power_of_2)]
+"""Tokens of a chunk of ``state_space``."""
 
 
 def multiply(x: Pair, y: Pair) -> Pair:

@@ -18,6 +18,8 @@ from hybridtf.testing import Subject, preset_config
 
 F32, F64 = torch.float32, torch.float64
 VOCAB = 17
+LONGEST = 4096
+"""Tokens of the longest case."""
 
 
 BY_THEMSELVES: dict[str, dict[str, Any]] = {"rwkv7": {"first_values": "none"}}
@@ -50,7 +52,7 @@ convolved = pytest.mark.parametrize("name", CONVOLVED)
 
 def mixer(name: str, *laws: str, d_model: int = 16, dtype: torch.dtype = F64, seed: int = 0, **options: Any) -> SequenceMixer:
     """The mixer in eval mode, no parameter at zero or one. Skips where it declares that it cannot keep one of ``laws``."""
-    layer = Subject("mixers", config(name, **options), d_model, seed).build(dtype)
+    layer = Subject("mixers", config(name, **options), d_model, seed).build(dtype, max_seq_len=LONGEST)
     assert isinstance(layer, SequenceMixer)
     for law in laws:
         if law in layer.cannot:

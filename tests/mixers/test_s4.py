@@ -204,5 +204,5 @@ def test_s4_starts_as_hippo_and_never_grows():
 def test_s4_refuses_an_odd_state_and_a_chunk_that_is_no_power_of_2():
     with pytest.raises(ConfigError, match="d_state = 5 must be even"):
         build_s4(d_state=5)
-    with pytest.raises(RecipeError, match="chunk_size = 6 must be a power of 2"):
+    with pytest.raises(RecipeError, match="chunk_size: must be a power of 2, got 6"):
         S4Config(chunk_size=6)
