@@ -37,6 +37,10 @@ class LoraChannelMixer(ChannelMixer):
         self.cannot, self.losses_cannot, self.reads, self.writes = part.cannot, part.losses_cannot, part.reads, part.writes
         self.losses, self.takes, self.uses_max_len = part.losses, part.takes, part.uses_max_len
 
+    def unread(self, edges: frozenset[str]) -> None:
+        self.channel_mixer.unread(edges)
+        self.writes = self.channel_mixer.writes
+
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         return self.channel_mixer.init_state(batch_size, max_len)
 

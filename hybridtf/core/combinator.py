@@ -54,6 +54,12 @@ class Combinator(SequenceMixer):
         self.cannot: dict[Law, str] = {law: why for part in mixers for law, why in part.cannot.items()}
         self.losses_cannot: dict[Law, str] = {law: why for part in mixers for law, why in part.losses_cannot.items()}
 
+    def unread(self, edges: frozenset[str]) -> None:
+        parts = self.parts().values()
+        for part in parts:
+            part.unread(edges.intersection(part.writes))
+        self.writes = tuple(edge for part in parts for edge in part.writes)
+
     def parts(self) -> dict[str, SequenceMixer]:
         """The mixers inside, by name."""
         return {name: self.get_submodule(name) for name in self.names}  # type: ignore[misc]

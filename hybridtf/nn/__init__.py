@@ -73,8 +73,8 @@ from hybridtf.nn.streams import (
 )
 
 __all__ = [
-    "DPLRSSM", "FEATURE_MAPS", "RGLRU", "Activation", "Adapted", "Alibi", "AlibiConfig", "ComplexScan", "Connected",
-    "Connection", "DepthAttention", "DepthOptions", "DiagonalInit", "DiagonalSSM", "Discretisation", "DropPath",
+    "DPLRSSM", "FEATURE_MAPS", "RGLRU", "Activation", "Adapted", "Alibi", "AlibiConfig", "ComplexScan",
+    "Connected", "Connection", "DepthAttention", "DepthOptions", "DiagonalInit", "DiagonalSSM", "Discretisation", "DropPath",
     "DynamicNTKScaling", "FeatureMap", "GateOptions", "GatedConnection", "GatedRMSNorm", "GatedStreams", "GroupNormConfig",
     "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadsConfig", "HeadsMixer", "Held", "HeldAttention", "HyperConnection",
     "ImplicitFilter", "IndexedConfig", "IndexedMixer", "LatentConfig", "LatentMixer", "LayerNorm", "LayerNormConfig",
@@ -91,7 +91,12 @@ __all__ = [
 
 @hookimpl
 def hybridtf_norms() -> Sequence[type[ComponentConfig]]:
-    return (RMSNormConfig, LayerNormConfig, GroupNormConfig, NoNormConfig)
+    return (
+        RMSNormConfig,
+        LayerNormConfig,
+        GroupNormConfig,
+        NoNormConfig,
+    )
 
 
 @hookimpl

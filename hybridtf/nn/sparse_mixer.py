@@ -53,6 +53,7 @@ class SparseMixer(SequenceMixer):
 
     def __init__(self, config: SparseMixerConfig, ctx: BuildContext) -> None:
         super().__init__()
+        self.config = config
         self.heads, self.causal = config.n_heads, ctx.causal
         self.head_dim = config.width_in(ctx)
         self.n_kv_heads = config.n_kv_heads or config.n_heads

@@ -23,6 +23,8 @@ from hybridtf.models import LanguageModelConfig
 
 registry = active()["mixers"]
 for name, made in registry.configs().items():
+    if made.looks_ahead:
+        continue
     meta = made.tiny().build(BuildContext(d_model=16, device=torch.device("meta")))
     if meta.reads or meta.needs_context:
         continue
@@ -30,7 +32,7 @@ for name, made in registry.configs().items():
     net = LanguageModelConfig(vocab_size=7, d_model=16, pattern="x x", blocks=blocks).build()
     ids = torch.tensor([[1, 2, 3, 4, 5]])
     net.loss(ids[:, :4], ids[:, 1:]).mean().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters() if p.requires_grad)
     with torch.no_grad():
         state = net(ids, state=net.init_state(1)).state
         assert net(ids[:, :1], state=state).logits.isfinite().all()

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from annotated_types import Gt
 
 from hybridtf.core import BuildContext, ConfigError, RecipeError
 from hybridtf.mixers import AttentionConfig, Mamba2Config
@@ -92,11 +93,14 @@ def test_widths_from_factors_are_not_cut_to_whole_heads(expand, head_dim):
 
 @every
 def test_a_width_of_nothing_is_refused_by_its_name(name):
-    fields = [key for key, info in type(config(name)).model_fields.items() if key.startswith(("n_", "d_")) and info.metadata]
+    fields = {
+        key: limit.gt for key, info in type(config(name)).model_fields.items() if key.startswith(("n_", "d_"))
+        for limit in info.metadata if isinstance(limit, Gt)
+    }
     if not fields:
         pytest.skip("has no width of its own")
-    for key in fields:
-        with pytest.raises(RecipeError, match=rf"{key}: input should be greater than 0"):
+    for key, least in fields.items():
+        with pytest.raises(RecipeError, match=rf"{key}: input should be greater than {least}"):
             config(name, **{key: 0})
 
 

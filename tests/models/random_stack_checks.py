@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hybridtf.core import BuildContext, Segments, State, crop, leaves, reorder
+from hybridtf.core import BuildContext, Segments, State, crop, reorder, state_lengths
 from hybridtf.models import GenerationConfig, LanguageModel, generate, load_weights, save_weights
 from hybridtf.recipe import Recipe, parse_recipe, to_toml
 from hybridtf.tasks import Batch
@@ -147,8 +147,9 @@ def check_cuts(drawn: Drawn, model: LanguageModel) -> None:
         sizes = cut(rng, LENGTH)
         got, state = in_pieces(model, text, sizes, model.init_state(2, max_len))
         close(got, want, tol=TOL, what=f"pieces of {sizes} tokens, max_len={max_len}")
-        for leaf in leaves(state):
-            assert leaf.length.tolist() == [LENGTH, LENGTH], f"{type(leaf).__name__} says length {leaf.length.tolist()}"
+        seen = state_lengths(state)
+        assert seen is not None
+        assert seen.tolist() == [LENGTH, LENGTH], f"the state says length {seen.tolist()}"
 
 
 @torch.no_grad()

@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, get_args, get_origin
 
 import torch
 from torch import nn
 
-from hybridtf.core import BuildContext, ComponentConfig, HybridTFError, active
+from hybridtf.core import BuildContext, ComponentConfig, HybridTFError, SequenceMixer, active
 from hybridtf.models import LanguageModel, LanguageModelConfig
 from hybridtf.nn.positions import SCALINGS
 from hybridtf.testing import ContractError, Subject, option_variants, preset_config
@@ -24,6 +24,13 @@ from hybridtf.testing import ContractError, Subject, option_variants, preset_con
 D_MODEL, VOCAB, MAX_SEQ_LEN = 16, 19, 48
 N_BLOCKS = 3
 """Blocks of a stack; some come twice."""
+
+OF_STEMS = ("token_ids", "embedding")
+"""Edges that every stack has."""
+
+HIDDEN = (("meta_tokens", "longformer"),)
+"""Combinators and mixers inside them of which a part stays idle: the global tokens are then the learned ones, which nobody
+reads the outputs of."""
 
 SCALING_OPTIONS: dict[str, Any] = {"factor": 4.0, "original_max_len": 16}
 """Rotary positions are stretched within the lengths of the checks."""
@@ -37,13 +44,22 @@ def dealt(kind: str, slot: int, cards: Sequence[str]) -> str:
     return order[place]
 
 
-def builds(kind: str, config: ComponentConfig) -> bool:
+def stands(kind: str, config: ComponentConfig) -> bool:
+    """It can be any layer of a causal stack of its own: no context to look at, no edge but the stem's."""
     if getattr(config, "looks_ahead", False):
-        return False  # the stacks are causal
-    try:
-        Subject(kind, config, d_model=D_MODEL).build_plain()
-    except HybridTFError:
         return False
+    subject = Subject(kind, config, d_model=D_MODEL)
+    for layer_idx in (0, 1):
+        try:
+            module = subject.build_plain(layer_idx=layer_idx, n_layers=3)
+        except HybridTFError:
+            return False
+        if kind in ("mixers", "channel_mixers") and (
+            subject.needs_context(module) or not set(subject.reads(module)).issubset(OF_STEMS)
+        ):
+            return False
+        if kind == "blocks" and not module.parts():
+            return False  # it only serves other layers
     return True
 
 
@@ -67,21 +83,52 @@ def tiny(kind: str, name: str) -> ComponentConfig:
 
 @functools.cache
 def drawable(kind: str) -> tuple[str, ...]:
-    """Names of a kind that can stand in a causal stack of their own: no context to look at, no edge but the stem's."""
-    names = []
-    for name in active()[kind].names():
-        config = tiny(kind, name)
-        if getattr(config, "looks_ahead", False):
-            continue
-        if kind in ("mixers", "channel_mixers"):
-            subject = Subject(kind, config, d_model=D_MODEL)
-            module = subject.build_plain()
-            if subject.needs_context(module) or set(subject.reads(module)) - {"token_ids", "embedding"}:
-                continue
-        if kind == "blocks" and not Subject(kind, config, d_model=D_MODEL).build_plain().parts():
-            continue  # it only serves other layers
-        names.append(name)
-    return tuple(names)
+    """Names of a kind that can stand in any layer."""
+    return tuple(name for name in active()[kind].names() if stands(kind, tiny(kind, name)))
+
+
+@functools.cache
+def kin() -> dict[str, tuple[ComponentConfig, ComponentConfig]]:
+    """Mixers whose later layers read what the first of their kind wrote: the first layer's config and a later one's."""
+    return {name: pair for name, cls in active()["mixers"].configs().items() if (pair := _first_and_later(cls.tiny()))}
+
+
+def _first_and_later(config: ComponentConfig) -> tuple[ComponentConfig, ComponentConfig] | None:
+    forms = list(_forms(config))
+    for first in forms:
+        written = frozenset(_on_meta(first, 0, frozenset()).writes)
+        for later in forms if written else ():
+            if written.intersection(_on_meta(later, 1, written).reads):
+                return first, later
+    return None
+
+
+def _forms(config: ComponentConfig) -> Iterator[ComponentConfig]:
+    """The config, and with each choice of each of its options that name choices."""
+    yield config
+    for name, info in type(config).model_fields.items():
+        for choice in _choices(info.annotation) if name != "type" else ():
+            with contextlib.suppress(HybridTFError):
+                other = type(config)(**{**config.to_dict(), name: choice})
+                _on_meta(other, 0, frozenset())
+                yield other
+
+
+def _choices(annotation: Any) -> list[Any]:
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    return [choice for part in get_args(annotation) for choice in _choices(part)]
+
+
+def _on_meta(config: ComponentConfig, layer_idx: int, edges: frozenset[str]) -> SequenceMixer:
+    place = {"layer_idx": layer_idx, "n_layers": 2, "edges": edges, "causal": not getattr(config, "looks_ahead", False)}
+    mixer: SequenceMixer = config.build(BuildContext(d_model=D_MODEL, device=torch.device("meta"), **place))  # type: ignore
+    return mixer
+
+
+@functools.cache
+def combinators() -> tuple[str, ...]:
+    return tuple(name for name in drawable("mixers") if getattr(active()["mixers"].get(name), "combinator", False))
 
 
 @functools.cache
@@ -121,7 +168,7 @@ def _takes(kind: str, config: ComponentConfig, position: dict[str, Any]) -> bool
         changed = active()[kind].make({**config.to_dict(), "position": position})
     except HybridTFError:
         return False
-    return builds(kind, changed)
+    return stands(kind, changed)
 
 
 # -- residual streams ----------------------------------------------------------------------------------------------------
@@ -160,7 +207,13 @@ class Drawn:
         layers = [*blocks, *self.rng.choices(list(blocks), k=self.rng.randint(0, 1))]
         if self.rng.random() < 0.5:
             layers.append(self._share(blocks))
+        if seed % 4 == 0:
+            layers += self._kin(blocks)
+        elif seed % 4 == 2:
+            layers += self._combined(blocks)
         self.rng.shuffle(layers)
+        if "first" in layers and layers.index("later") < layers.index("first"):
+            layers = [{"first": "later", "later": "first"}.get(name, name) for name in layers]
         self.config = LanguageModelConfig(
             vocab_size=VOCAB, d_model=D_MODEL, pattern=" ".join(layers), blocks=blocks, max_seq_len=MAX_SEQ_LEN,
             stem=self._stem(), head=self._head(), final_norm=self._norm((N_BLOCKS + 1) * seed + N_BLOCKS),
@@ -187,7 +240,7 @@ class Drawn:
             return config
         found = variants(config)
         other = self.rng.choice(found) if found else config
-        return other if builds(kind, other) else config
+        return other if stands(kind, other) else config
 
     def _placed(self, kind: str, name: str, slot: int, config: ComponentConfig) -> ComponentConfig:
         """The config with a position that it takes, if it takes any."""
@@ -199,7 +252,7 @@ class Drawn:
             slot += 1
             card = dealt(f"positions of {kind}", slot, position_cards())
         changed = active()[kind].make({**config.to_dict(), "position": cards[card]})
-        if not builds(kind, changed):  # a variant that the position does not go with
+        if not stands(kind, changed):  # a variant that the position does not go with
             return config
         self.cards.setdefault("positions", set()).add(card)
         return changed
@@ -251,6 +304,37 @@ class Drawn:
         blocks[name] = active()["blocks"].make(table)
         self.cards.setdefault("shared", set()).add("adapters" if "adapters" in table else "plain")
         return name
+
+    def _kin(self, blocks: dict[str, ComponentConfig]) -> list[str]:
+        """Two more blocks, of which the later reads what the first wrote; their names."""
+        card = self._card("kin", self.seed // 4, tuple(kin()))
+        for name, config in zip(("first", "later"), kin()[card], strict=True):
+            blocks[name] = active()["blocks"].make({"type": "prenorm", "mixer": config})
+        return ["first", "later"]
+
+    def _combined(self, blocks: dict[str, ComponentConfig]) -> list[str]:
+        """One more block: a combinator over other mixers than it has in its own small form; its name."""
+        slot = self.seed // 4
+        card = self._card("combinators", slot, combinators())
+        names = [name for name in drawable("mixers") if name not in combinators() and (card, name) not in HIDDEN]
+        table = tiny("mixers", card).to_dict()
+        inner = [tiny("mixers", dealt("inner mixers", 2 * slot + i, names)) for i in range(2)]
+        if "branches" in table:
+            table["branches"] = [config.to_dict() for config in inner]
+        else:
+            table["mixer"] = inner[0].to_dict()
+        if "on" in table:
+            modules = Subject("mixers", inner[0], d_model=D_MODEL).build_plain().named_modules()
+            linears = sorted(path for path, part in modules if isinstance(part, nn.Linear))
+            table["on"] = self.rng.sample(linears, min(2, len(linears)))
+        try:
+            config = active()["mixers"].make(table)
+        except HybridTFError:
+            return []
+        if not stands("mixers", config):  # one with edges inside, say
+            return []
+        blocks["combined"] = active()["blocks"].make({"type": "prenorm", "mixer": config})
+        return ["combined"]
 
     def _stem(self) -> ComponentConfig:
         name = self._card("stems", self.seed, drawable("stems"))

@@ -12,7 +12,7 @@ import pytest
 from hybridtf.core import debug_states
 from hybridtf.recipe import Recipe, to_toml
 from tests.models.random_stack_checks import CHECKS
-from tests.models.random_stacks import Drawn, drawable, position_cards
+from tests.models.random_stacks import Drawn, combinators, drawable, kin, position_cards
 
 SEEDS = range(24)
 SLOW_SEEDS = range(24, 144)
@@ -56,6 +56,8 @@ def test_every_component_is_drawn() -> None:
     for kind in ("mixers", "channel_mixers", "blocks", "norms", "stems", "heads"):
         assert seen[kind] == set(drawable(kind)), kind
     assert seen["positions"] == set(position_cards())
+    assert seen["kin"] == set(kin()) != set()
+    assert seen["combinators"] == set(combinators())
     assert seen["shared"] == {"plain", "adapters"}
     assert seen["heads tied"] == {"True", "False"}
 
