@@ -88,9 +88,11 @@ class NSA(SparseMixer):
     """See :class:`NSAConfig`. Its state: ``selected``, a ``Growing`` of keys and values; ``window`` and ``open``, ``Ring``s of
     the window's tokens and of those that may be in an open block; ``pooled``, a sparse ``Growing`` of complete blocks."""
 
+    config: NSAConfig
+
     def __init__(self, config: NSAConfig, ctx: BuildContext) -> None:
         super().__init__(config, ctx)
-        self.causal_only, self.config = True, config
+        self.causal_only = True
         kv = self.n_kv_heads * self.head_dim
         for branch in ("compress", "window"):
             for role in ("k", "v"):
