@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
-from hybridtf.mixers import attention
+from hybridtf.mixers import attention, forgetting_attention
 from hybridtf.mixers.attention import Attention, AttentionConfig
 from hybridtf.mixers.bidirectional import Bidirectional, BidirectionalConfig
 from hybridtf.mixers.bigbird import BigBird, BigBirdConfig
@@ -39,6 +39,7 @@ from hybridtf.mixers.feature_attention import (
     Rebased,
     RebasedConfig,
 )
+from hybridtf.mixers.forgetting_attention import ForgettingAttention, ForgettingAttentionConfig
 from hybridtf.mixers.gated_attention import GatedAttention, GatedAttentionConfig
 from hybridtf.mixers.gated_short_conv import GatedShortConv, GatedShortConvConfig
 from hybridtf.mixers.gdn2 import GDN2, GDN2Config
@@ -78,6 +79,7 @@ from hybridtf.mixers.rwkv7 import RWKV7, RWKV7Config
 from hybridtf.mixers.s4 import S4Config, S4DConfig, StateSpace
 from hybridtf.mixers.s5 import S5, S5Config
 from hybridtf.mixers.slstm import SLSTM, SLSTMConfig
+from hybridtf.mixers.stick_breaking import StickBreaking, StickBreakingConfig
 from hybridtf.mixers.strided_sparse import StridedSparse, StridedSparseConfig
 from hybridtf.mixers.talking_heads import TalkingHeads, TalkingHeadsConfig
 from hybridtf.mixers.tiled_attention import TiledAttention, TiledAttentionConfig
@@ -87,7 +89,8 @@ __all__ = [
     "RWKV7", "S5", "SLSTM", "Attention", "AttentionConfig", "Based", "BasedConfig", "Bidirectional", "BidirectionalConfig",
     "BigBird", "BigBirdConfig", "CCAConfig", "ChunkedAttention", "ChunkedAttentionConfig", "Comba", "CombaConfig",
     "Cosformer", "CosformerConfig", "CrossAttention", "CrossAttentionConfig", "DeltaNet", "DeltaNetConfig",
-    "DifferentialAttention", "DifferentialAttentionConfig", "Dilated", "DilatedConfig", "EMAConfig", "GDN2Config",
+    "DifferentialAttention", "DifferentialAttentionConfig", "Dilated", "DilatedConfig", "EMAConfig", "ForgettingAttention",
+    "ForgettingAttentionConfig", "GDN2Config",
     "GLAConfig", "GRUConfig", "GSAConfig", "GatedAttention", "GatedAttentionConfig", "GatedDeltaNet", "GatedDeltaNetConfig",
     "GatedDeltaProduct", "GatedDeltaProductConfig", "GatedShortConv", "GatedShortConvConfig", "GriffinRecurrent",
     "GriffinRecurrentConfig", "H3Config", "HGRN2Config", "HGRNConfig", "Hyena", "HyenaConfig", "KDAConfig", "LRUConfig",
@@ -98,7 +101,8 @@ __all__ = [
     "MobaConfig", "MultiScale", "MultiScaleConfig", "ParallelMixers", "ParallelMixersConfig", "Performer", "PerformerConfig",
     "RGLRUConfig", "RGLRUMixer", "RNNConfig", "RWKV4Config", "RWKV5Config", "RWKV6Config", "RWKV7Config", "Rebased",
     "RebasedConfig", "Recurrent", "RecurrentConfig", "RetNet", "RetNetConfig", "S4Config", "S4DConfig", "S5Config",
-    "SLSTMConfig", "SimpleGLA", "SimpleGLAConfig", "StateSpace", "StridedSparse", "StridedSparseConfig", "TalkingHeads",
+    "SLSTMConfig", "SimpleGLA", "SimpleGLAConfig", "StateSpace", "StickBreaking",
+    "StickBreakingConfig", "StridedSparse", "StridedSparseConfig", "TalkingHeads",
     "TalkingHeadsConfig", "TiledAttention", "TiledAttentionConfig",
 ]
 
@@ -142,9 +146,12 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         CCAConfig,
         CrossAttentionConfig,
         DifferentialAttentionConfig,
+        ForgettingAttentionConfig,
+        *forgetting_attention.PRESETS,
         GatedAttentionConfig,
         MLAConfig,
         TalkingHeadsConfig,
+        StickBreakingConfig,
         TiledAttentionConfig,
         DilatedConfig,
         StridedSparseConfig,

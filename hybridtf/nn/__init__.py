@@ -19,6 +19,7 @@ from hybridtf.nn.lower_bounds import LowerBounds, log_forget
 from hybridtf.nn.norms import (
     GatedRMSNorm,
     GroupNormConfig,
+    HeadRMSNorm,
     LayerNorm,
     LayerNormConfig,
     NoNorm,
@@ -61,7 +62,8 @@ from hybridtf.nn.sparse_mixer import SparseMixer, SparseMixerConfig
 __all__ = [
     "DPLRSSM", "FEATURE_MAPS", "RGLRU", "Activation", "Adapted", "Alibi", "AlibiConfig", "ComplexScan", "DiagonalInit",
     "DiagonalSSM", "Discretisation", "DropPath", "DynamicNTKScaling", "FeatureMap", "GateOptions", "GatedRMSNorm",
-    "GroupNormConfig", "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadsConfig", "HeadsMixer", "Held", "HeldAttention",
+    "GroupNormConfig", "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadRMSNorm",
+    "HeadsConfig", "HeadsMixer", "Held", "HeldAttention",
     "ImplicitFilter", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig", "LinearHeads",
     "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds", "NTKScaling",
     "NoNorm", "NoNormConfig", "NoPositionConfig", "Pair", "Projected", "RMSNorm", "RMSNormConfig", "RandomFeatures", "Rope",

@@ -22,6 +22,7 @@ from hybridtf.ops import (
     slstm,
     ssd,
     state_space,
+    stick_breaking,
     talking_attention,
     wkv,
 )
@@ -42,6 +43,7 @@ def hybridtf_kernels() -> Sequence[Kernel]:
         *wkv.KERNELS,
         *log_linear.KERNELS,
         *talking_attention.KERNELS,
+        *stick_breaking.KERNELS,
         *block_sparse_attention.KERNELS,
         *slstm.KERNELS,
         *gated_delta_rule.KERNELS,
