@@ -63,6 +63,8 @@ from hybridtf.mixers.mlstm import MLSTM, MLSTMConfig
 from hybridtf.mixers.moba import Moba, MobaConfig
 from hybridtf.mixers.multi_scale import MultiScale, MultiScaleConfig
 from hybridtf.mixers.parallel import ParallelMixers, ParallelMixersConfig
+from hybridtf.mixers.path_attention import PathAttention, PathAttentionConfig
+from hybridtf.mixers.relative_attention import RelativeAttention, RelativeAttentionConfig
 from hybridtf.mixers.retention import (
     LightningAttention,
     LightningAttentionConfig,
@@ -87,23 +89,22 @@ from hybridtf.mixers.tiled_attention import TiledAttention, TiledAttentionConfig
 __all__ = [
     "CCA", "EMA", "GDN2", "GLA", "GSA", "H3", "HGRN", "HGRN2", "KDA", "LRU", "MLA", "MLSTM", "RWKV4", "RWKV5", "RWKV6",
     "RWKV7", "S5", "SLSTM", "Attention", "AttentionConfig", "Based", "BasedConfig", "Bidirectional", "BidirectionalConfig",
-    "BigBird", "BigBirdConfig", "CCAConfig", "ChunkedAttention", "ChunkedAttentionConfig", "Comba", "CombaConfig",
-    "Cosformer", "CosformerConfig", "CrossAttention", "CrossAttentionConfig", "DeltaNet", "DeltaNetConfig",
-    "DifferentialAttention", "DifferentialAttentionConfig", "Dilated", "DilatedConfig", "EMAConfig", "ForgettingAttention",
-    "ForgettingAttentionConfig", "GDN2Config",
-    "GLAConfig", "GRUConfig", "GSAConfig", "GatedAttention", "GatedAttentionConfig", "GatedDeltaNet", "GatedDeltaNetConfig",
-    "GatedDeltaProduct", "GatedDeltaProductConfig", "GatedShortConv", "GatedShortConvConfig", "GriffinRecurrent",
-    "GriffinRecurrentConfig", "H3Config", "HGRN2Config", "HGRNConfig", "Hyena", "HyenaConfig", "KDAConfig", "LRUConfig",
-    "LSTMConfig", "LightningAttention", "LightningAttentionConfig", "LinearAttention", "LinearAttentionConfig",
+    "BigBird", "BigBirdConfig", "CCAConfig", "ChunkedAttention", "ChunkedAttentionConfig", "Comba", "CombaConfig", "Cosformer",
+    "CosformerConfig", "CrossAttention", "CrossAttentionConfig", "DeltaNet", "DeltaNetConfig", "DifferentialAttention",
+    "DifferentialAttentionConfig", "Dilated", "DilatedConfig", "EMAConfig", "ForgettingAttention", "ForgettingAttentionConfig",
+    "GDN2Config", "GLAConfig", "GRUConfig", "GSAConfig", "GatedAttention", "GatedAttentionConfig", "GatedDeltaNet",
+    "GatedDeltaNetConfig", "GatedDeltaProduct", "GatedDeltaProductConfig", "GatedShortConv", "GatedShortConvConfig",
+    "GriffinRecurrent", "GriffinRecurrentConfig", "H3Config", "HGRN2Config", "HGRNConfig", "Hyena", "HyenaConfig", "KDAConfig",
+    "LRUConfig", "LSTMConfig", "LightningAttention", "LightningAttentionConfig", "LinearAttention", "LinearAttentionConfig",
     "LinearTransformer", "LinearTransformerConfig", "LogLinearConfig", "LogLinearMamba2", "Longformer", "LongformerConfig",
     "LoraMixer", "LoraMixerConfig", "MLAConfig", "MLSTMConfig", "Mamba", "Mamba2", "Mamba2Config", "Mamba3", "Mamba3Config",
     "MambaConfig", "MetaTokens", "MetaTokensConfig", "MinGRU", "MinGRUConfig", "MinLSTM", "MinLSTMConfig", "Moba",
-    "MobaConfig", "MultiScale", "MultiScaleConfig", "ParallelMixers", "ParallelMixersConfig", "Performer", "PerformerConfig",
-    "RGLRUConfig", "RGLRUMixer", "RNNConfig", "RWKV4Config", "RWKV5Config", "RWKV6Config", "RWKV7Config", "Rebased",
-    "RebasedConfig", "Recurrent", "RecurrentConfig", "RetNet", "RetNetConfig", "S4Config", "S4DConfig", "S5Config",
-    "SLSTMConfig", "SimpleGLA", "SimpleGLAConfig", "StateSpace", "StickBreaking",
-    "StickBreakingConfig", "StridedSparse", "StridedSparseConfig", "TalkingHeads",
-    "TalkingHeadsConfig", "TiledAttention", "TiledAttentionConfig",
+    "MobaConfig", "MultiScale", "MultiScaleConfig", "ParallelMixers", "ParallelMixersConfig", "PathAttention",
+    "PathAttentionConfig", "Performer", "PerformerConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "RWKV4Config",
+    "RWKV5Config", "RWKV6Config", "RWKV7Config", "Rebased", "RebasedConfig", "Recurrent", "RecurrentConfig",
+    "RelativeAttention", "RelativeAttentionConfig", "RetNet", "RetNetConfig", "S4Config", "S4DConfig", "S5Config",
+    "SLSTMConfig", "SimpleGLA", "SimpleGLAConfig", "StateSpace", "StickBreaking", "StickBreakingConfig", "StridedSparse",
+    "StridedSparseConfig", "TalkingHeads", "TalkingHeadsConfig", "TiledAttention", "TiledAttentionConfig",
 ]
 
 
@@ -151,6 +152,8 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         GatedAttentionConfig,
         MLAConfig,
         TalkingHeadsConfig,
+        PathAttentionConfig,
+        RelativeAttentionConfig,
         StickBreakingConfig,
         TiledAttentionConfig,
         DilatedConfig,

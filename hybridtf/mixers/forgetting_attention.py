@@ -18,7 +18,6 @@ from __future__ import annotations
 from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -43,11 +42,11 @@ from hybridtf.nn import (
     NoPositionConfig,
     TokenShift,
     accumulation_dtype,
+    forget_sums,
     told,
 )
 from hybridtf.nn.positions.angles import wide_dtype
 from hybridtf.ops.attention import AttentionMask
-from hybridtf.ops.documents import mask_pads, running_sum
 
 
 class ForgettingAttentionConfig(HeadsConfig):
@@ -140,16 +139,10 @@ class ForgettingAttention(HeldAttention):
         else:
             (q, k, v), carried = self._project(x, segments, carried)
         q, k = told(self.position, q, k, positions, segments, leaf)
-        decay = self._decay(x, segments, leaf)
+        decay = forget_sums(self.f_proj(x), segments, leaf)
         new = {"k": k, "v": v, "decay": decay}
         y, held = self.attend(q, new, positions, segments, leaf, keep, {"q_decay": decay})
         return self._leave(y, x), None if carried is None else {"held": held, **carried}
-
-    def _decay(self, x: Tensor, segments: Segments | None, leaf: Growing | None) -> Tensor:
-        """(b t h) the sums of log gates up to each token."""
-        logits = self.f_proj(x)
-        log_f = F.logsigmoid(logits.to(accumulation_dtype(logits.dtype))).to(wide_dtype(x.device))
-        return running_sum(mask_pads(log_f, segments), _last_sum(leaf, log_f), segments)
 
     def _project(
         self, x: Tensor, segments: Segments | None, carried: dict[str, State] | None
@@ -175,15 +168,6 @@ class ForgettingAttention(HeldAttention):
         y = (y if self.out_norm is None else self.out_norm(y)).flatten(-2)
         out: Tensor = self.out_proj(y if self.gate_proj is None else y * torch.sigmoid(self.gate_proj(x)))
         return out
-
-
-def _last_sum(leaf: Growing | None, like: Tensor) -> Tensor:
-    """(b h) the sum that the state's last token has; 0 where it has none. ``like`` (b t h)."""
-    if leaf is None or not leaf.capacity:
-        return like.new_zeros(like.shape[0], like.shape[2])
-    sums = leaf["decay"].to(like.dtype)
-    last = (leaf.length - 1).clamp(min=0)[:, None, None].expand(-1, 1, sums.shape[2])
-    return torch.where((leaf.length > 0)[:, None], sums.gather(1, last)[:, 0], 0.0)
 
 
 def _mixed(now: Tensor, before: Tensor, share: Tensor) -> Tensor:

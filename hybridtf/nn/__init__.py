@@ -10,6 +10,7 @@ from hybridtf.nn.activations import Activation, GateOptions, activation
 from hybridtf.nn.diagonal_ssm import DiagonalInit, DiagonalSSM, Discretisation, discretised, multiply, pattern
 from hybridtf.nn.dplr_ssm import DPLRSSM
 from hybridtf.nn.feature_maps import FEATURE_MAPS, FeatureMap, quadratic, taylor
+from hybridtf.nn.forget_sums import forget_sums
 from hybridtf.nn.heads_mixer import HeadCountsConfig, HeadsConfig, HeadsMixer
 from hybridtf.nn.hippo import diagonal_hippo, hippo_legs
 from hybridtf.nn.implicit_filter import ImplicitFilter
@@ -62,16 +63,15 @@ from hybridtf.nn.sparse_mixer import SparseMixer, SparseMixerConfig
 __all__ = [
     "DPLRSSM", "FEATURE_MAPS", "RGLRU", "Activation", "Adapted", "Alibi", "AlibiConfig", "ComplexScan", "DiagonalInit",
     "DiagonalSSM", "Discretisation", "DropPath", "DynamicNTKScaling", "FeatureMap", "GateOptions", "GatedRMSNorm",
-    "GroupNormConfig", "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadRMSNorm",
-    "HeadsConfig", "HeadsMixer", "Held", "HeldAttention",
-    "ImplicitFilter", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig", "LinearHeads",
-    "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds", "NTKScaling",
-    "NoNorm", "NoNormConfig", "NoPositionConfig", "Pair", "Projected", "RMSNorm", "RMSNormConfig", "RandomFeatures", "Rope",
-    "RopeConfig", "RopeScaling", "Scan", "ShortConv", "ShortConvs", "SinusoidalPosition", "SinusoidalPositionConfig",
-    "SoftmaxMixer", "SparseMixer", "SparseMixerConfig", "TokenShift", "Written", "XPos", "XPosConfig", "YarnScaling",
-    "accumulation_dtype", "activation", "diagonal_hippo", "discretised", "head_width", "hippo_legs", "l2_normalised",
-    "log_forget", "merge_low_rank", "multiply", "pattern", "quadratic", "retention_log_decay", "running_bound", "taylor",
-    "token_positions", "told",
+    "GroupNormConfig", "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadRMSNorm", "HeadsConfig", "HeadsMixer", "Held",
+    "HeldAttention", "ImplicitFilter", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig",
+    "LinearHeads", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds",
+    "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "Pair", "Projected", "RMSNorm", "RMSNormConfig",
+    "RandomFeatures", "Rope", "RopeConfig", "RopeScaling", "Scan", "ShortConv", "ShortConvs", "SinusoidalPosition",
+    "SinusoidalPositionConfig", "SoftmaxMixer", "SparseMixer", "SparseMixerConfig", "TokenShift", "Written", "XPos",
+    "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "diagonal_hippo", "discretised", "forget_sums",
+    "head_width", "hippo_legs", "l2_normalised", "log_forget", "merge_low_rank", "multiply", "pattern", "quadratic",
+    "retention_log_decay", "running_bound", "taylor", "token_positions", "told",
 ]
 
 

@@ -87,7 +87,7 @@ class HeldAttention(SequenceMixer):
         """Queries (b t h k) over what is held (b s ...), in q's dtype."""
 
     def held_dtypes(self) -> dict[str, torch.dtype]:
-        """Of what a ``Growing`` holds in another dtype than the compute dtype, by name."""
+        """Of what a ``Growing`` holds in another dtype than the compute dtype, by name; it is read in that dtype too."""
         return {}
 
     # -- what comes with it --------------------------------------------------------------------------------------------
@@ -190,7 +190,10 @@ class HeldAttention(SequenceMixer):
             prefix_len=None if segments is None else segments.prefix_len, softcap=self.softcap, slopes=slopes,
             sinks=self.sinks, k_decay=held.get("decay"), **added,
         )
-        return self.read(q, {name: z.to(q.dtype) for name, z in held.items() if name != "decay"}, mask)
+        exact = self.held_dtypes()
+        return self.read(
+            q, {name: z if name in exact else z.to(q.dtype) for name, z in held.items() if name != "decay"}, mask
+        )
 
     def _check_prefix(self, segments: Segments, leaf: Growing | Ring | None) -> None:
         if segments.prefix_len is not None and "prefix_len" not in self.takes:

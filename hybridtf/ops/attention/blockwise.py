@@ -287,7 +287,8 @@ def _backward_tile(
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? q_ids, Tensor? k_ids, Tensor? q_pos, Tensor? k_pos, Tensor? prefix_len, "
     "Tensor? slopes, Tensor? sinks, Tensor? q_decay, Tensor? k_decay, Tensor? rel_q, Tensor? rel_bank, "
-    "Tensor? seed, bool causal, int? window, float? softcap, float scale, float dropout_p, int? block_q, int? block_k, bool sync"
+    "Tensor? seed, bool causal, int? window, float? softcap, float scale, float dropout_p, int? block_q, int? block_k, "
+    "bool sync"
 )
 _N_TENSORS, _N_OPTIONS = 15, 8
 _BIASES = ("slopes", "sinks", "q_decay", "k_decay", "rel_q", "rel_bank")

@@ -68,7 +68,8 @@ class AttentionMask:
         parts: dict[str, Any] = {name: slice(start, stop) for name in ("q_ids", "q_pos", "prefix_len", "q_decay", "rel_q")}
         parts |= {name: slice(n_keys) for name in ("k_ids", "k_pos", "k_decay")}
         given = {name: getattr(self, name) for name in parts}
-        return replace(self, **{name: None if x is None else x[:, parts[name]] for name, x in given.items()})
+        cut: dict[str, Any] = {name: None if x is None else x[:, parts[name]] for name, x in given.items()}
+        return replace(self, **cut)
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout_p: float = 0.0) -> None:

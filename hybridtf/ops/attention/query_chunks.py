@@ -24,15 +24,17 @@ _FEWEST = 32
 
 
 def by_query_chunks(
-    run: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, chunk_size: int | None, *fixed: Any
+    run: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, chunk_size: int | None, *fixed: Any,
+    fewest: int = _FEWEST,
 ) -> Any:
     """``run(q, k, v, tile, mask, *fixed)`` over chunks of queries (b t ...), each with the keys it has to look at; results are
     tensors (b t ...), or tuples of such, side by side. A chunk is computed again for its gradients.
 
-    ``tile``: which queries and keys of ``mask`` a chunk's are. ``chunk_size``: queries of a chunk; None: by the shapes.
+    ``tile``: which queries and keys of ``mask`` a chunk's are. ``chunk_size``: queries of a chunk; None: by the shapes, and at least
+    ``fewest``.
     """
     t = q.shape[1]
-    size = _size_of(q, k) if chunk_size is None else chunk_size
+    size = _size_of(q, k, fewest) if chunk_size is None else chunk_size
     with no_autocast(q.device):
         if t <= size:
             return run(q, k, v, whole(q, k), mask, *fixed)
@@ -46,9 +48,9 @@ def by_query_chunks(
         return pytree.tree_map(lambda *some: torch.cat(some, dim=1), *parts)
 
 
-def _size_of(q: Tensor, k: Tensor) -> int:
+def _size_of(q: Tensor, k: Tensor, fewest: int) -> int:
     budget = _SCORES_CPU if q.device.type == "cpu" else _SCORES_GPU
-    size: int = torch.sym_max(_FEWEST, budget // torch.sym_max(1, q.shape[0] * q.shape[2] * k.shape[1]))
+    size: int = torch.sym_max(fewest, budget // torch.sym_max(1, q.shape[0] * q.shape[2] * k.shape[1]))
     return size
 
 
