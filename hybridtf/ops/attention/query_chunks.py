@@ -20,7 +20,7 @@ from hybridtf.ops.attention.mask import AttentionMask, Tile, no_autocast, whole
 _SCORES_CPU = 2**19
 _SCORES_GPU = 2**26
 # Fewer queries at once than this would make many calls of a long row.
-_FEWEST = 32
+_FEWEST = 128
 
 
 def by_query_chunks(

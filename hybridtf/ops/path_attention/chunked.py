@@ -46,7 +46,7 @@ class _Paths(NamedTuple):
     k: Tensor
     """Keys."""
     w: Tensor
-    """Axes of reflection; 0 where there is no token."""
+    """(n bg k c): axes of reflection; 0 where there is no token."""
     turn: Tensor
     """(n bg c k): the query loses (q . w_l) turn_l, summed over the l that it passes."""
     between: Tensor
@@ -67,7 +67,7 @@ def _paths(k: Tensor, w: Tensor, beta: Tensor, ids: Tensor | None, chunk: int) -
         system, torch.cat([sized, (sized @ keys.mT).tril(-1)], dim=-1), upper=False, unitriangular=True
     )
     turn, between = found.split([k.shape[3], chunk], dim=-1)
-    return _Paths(keys, axes, turn, between)
+    return _Paths(keys, axes.mT.contiguous(), turn, between)
 
 
 def _chunks(x: Tensor, chunk: int) -> Tensor:
@@ -92,7 +92,7 @@ def _walk(
     passes = passed.reshape(*walker.shape[:2], n, chunk).unbind(2)
     walkers, alongs = [], []
     for j in reversed(range(n)):
-        along = torch.bmm(walker, axes[j].mT) * passes[j]
+        along = torch.bmm(walker, axes[j]) * passes[j]
         walkers.append(walker)
         alongs.append(along)
         walker = torch.baddbmm(walker, along, turn[j], alpha=-1)
