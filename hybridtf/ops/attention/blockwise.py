@@ -180,16 +180,19 @@ def _forward_rows(call: _Call, q0: int, q1: int, tiles: list[_Tile]) -> tuple[Te
         top = call.per_head(call.mask.sinks).expand(*call.groups, q1 - q0, 1).reshape(top.shape)
         total = torch.ones_like(top)
     for tile in tiles:
-        k, v = call.block(call.k, tile.at.k0, tile.at.k1), call.block(call.v, tile.at.k0, tile.at.k1)
-        scores, _ = tile.score(q @ k.mT, tile.hidden())
+        k, v = (call.block(x, tile.at.k0, tile.at.k1).flatten(0, 1) for x in (call.k, call.v))
+        # Products of three axes, in place where possible: a walk of many tiles costs what it calls.
+        raw = torch.bmm(q.flatten(0, 1), k.transpose(1, 2)).unflatten(0, q.shape[:2])
+        scores, _ = tile.score(raw, tile.hidden())
         higher = torch.maximum(top, scores.amax(-1, keepdim=True))
-        # A row that has seen nothing yet has the maximum -inf; 0 in its place keeps -inf - -inf out of the exponent.
-        base = higher.masked_fill(higher == -torch.inf, 0.0)
+        # A row that has seen nothing yet has the maximum -inf; a number in its place keeps -inf - -inf out of the exponent.
+        base = higher.clamp_min(torch.finfo(higher.dtype).min)
         weights = scores.sub_(base).exp_()
         shrink = (top - base).exp()
-        total = total * shrink + weights.sum(-1, keepdim=True)
+        total.mul_(shrink).add_(weights.sum(-1, keepdim=True))
         kept = tile.kept(weights)
-        acc = (acc * shrink).add_((weights if kept is None else weights.mul_(kept)) @ v)
+        weights = weights if kept is None else weights.mul_(kept)
+        acc.mul_(shrink).flatten(0, 1).baddbmm_(weights.flatten(0, 1), v)
         top = higher
     seen = total > 0
     safe = total.masked_fill(~seen, 1.0)
