@@ -30,8 +30,8 @@ def by_query_chunks(
     """``run(q, k, v, tile, mask, *fixed)`` over chunks of queries (b t ...), each with the keys it has to look at; results are
     tensors (b t ...), or tuples of such, side by side. A chunk is computed again for its gradients.
 
-    ``tile``: which queries and keys of ``mask`` a chunk's are. ``chunk_size``: queries of a chunk; None: by the shapes, and at least
-    ``fewest``.
+    ``tile``: which queries and keys of ``mask`` a chunk's are. ``chunk_size``: queries of a chunk; None: by the
+    shapes, and at least ``fewest``.
     """
     t = q.shape[1]
     size = _size_of(q, k, fewest) if chunk_size is None else chunk_size
