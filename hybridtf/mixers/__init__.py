@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
-from hybridtf.mixers import attention
+from hybridtf.mixers import attention, forgetting_attention
 from hybridtf.mixers.attention import Attention, AttentionConfig
 from hybridtf.mixers.bidirectional import Bidirectional, BidirectionalConfig
 from hybridtf.mixers.bigbird import BigBird, BigBirdConfig
@@ -39,6 +39,7 @@ from hybridtf.mixers.feature_attention import (
     Rebased,
     RebasedConfig,
 )
+from hybridtf.mixers.forgetting_attention import ForgettingAttention, ForgettingAttentionConfig
 from hybridtf.mixers.gated_attention import GatedAttention, GatedAttentionConfig
 from hybridtf.mixers.gated_short_conv import GatedShortConv, GatedShortConvConfig
 from hybridtf.mixers.gdn2 import GDN2, GDN2Config
@@ -66,6 +67,8 @@ from hybridtf.mixers.moba import Moba, MobaConfig
 from hybridtf.mixers.multi_scale import MultiScale, MultiScaleConfig
 from hybridtf.mixers.nsa import NSA, NSAConfig
 from hybridtf.mixers.parallel import ParallelMixers, ParallelMixersConfig
+from hybridtf.mixers.path_attention import PathAttention, PathAttentionConfig
+from hybridtf.mixers.relative_attention import RelativeAttention, RelativeAttentionConfig
 from hybridtf.mixers.retention import (
     LightningAttention,
     LightningAttentionConfig,
@@ -82,6 +85,7 @@ from hybridtf.mixers.rwkv7 import RWKV7, RWKV7Config
 from hybridtf.mixers.s4 import S4Config, S4DConfig, StateSpace
 from hybridtf.mixers.s5 import S5, S5Config
 from hybridtf.mixers.slstm import SLSTM, SLSTMConfig
+from hybridtf.mixers.stick_breaking import StickBreaking, StickBreakingConfig
 from hybridtf.mixers.strided_sparse import StridedSparse, StridedSparseConfig
 from hybridtf.mixers.talking_heads import TalkingHeads, TalkingHeadsConfig
 from hybridtf.mixers.tiled_attention import TiledAttention, TiledAttentionConfig
@@ -92,21 +96,22 @@ __all__ = [
     "RWKV7", "S5", "SLSTM", "Attention", "AttentionConfig", "Based", "BasedConfig", "Bidirectional", "BidirectionalConfig",
     "BigBird", "BigBirdConfig", "CCAConfig", "ChunkedAttention", "ChunkedAttentionConfig", "Comba", "CombaConfig",
     "Cosformer", "CosformerConfig", "CrossAttention", "CrossAttentionConfig", "DeltaNet", "DeltaNetConfig",
-    "DifferentialAttention", "DifferentialAttentionConfig", "Dilated", "DilatedConfig", "EMAConfig", "GDN2Config",
-    "GLAConfig", "GRUConfig", "GSAConfig", "GatedAttention", "GatedAttentionConfig", "GatedDeltaNet", "GatedDeltaNetConfig",
-    "GatedDeltaProduct", "GatedDeltaProductConfig", "GatedShortConv", "GatedShortConvConfig", "GriffinRecurrent",
-    "GriffinRecurrentConfig", "H3Config", "HGRN2Config", "HGRNConfig", "Hyena", "HyenaConfig", "IndexedAttention",
-    "IndexedAttentionConfig", "IndexedMLA", "IndexedMLAConfig", "KDAConfig", "LRUConfig", "LSTMConfig", "LightNet",
-    "LightNetConfig", "LightningAttention", "LightningAttentionConfig", "LinearAttention", "LinearAttentionConfig",
-    "LinearTransformer", "LinearTransformerConfig", "LogLinearConfig", "LogLinearMamba2", "Longformer", "LongformerConfig",
-    "LoraMixer", "LoraMixerConfig", "MLAConfig", "MLSTMConfig", "Mamba", "Mamba2", "Mamba2Config", "Mamba3", "Mamba3Config",
-    "MambaConfig", "Mesa", "MesaConfig", "MetaTokens", "MetaTokensConfig", "MinGRU", "MinGRUConfig", "MinLSTM",
-    "MinLSTMConfig", "Moba", "MobaConfig", "MultiScale", "MultiScaleConfig", "NSAConfig", "ParallelMixers",
-    "ParallelMixersConfig", "Performer", "PerformerConfig", "RGLRUConfig", "RGLRUMixer", "RNNConfig", "RWKV4Config",
-    "RWKV5Config", "RWKV6Config", "RWKV7Config", "Rebased", "RebasedConfig", "Recurrent", "RecurrentConfig", "RetNet",
-    "RetNetConfig", "S4Config", "S4DConfig", "S5Config", "SLSTMConfig", "SimpleGLA", "SimpleGLAConfig", "StateSpace",
-    "StridedSparse", "StridedSparseConfig", "TTTLinear", "TTTLinearConfig", "TalkingHeads", "TalkingHeadsConfig",
-    "TiledAttention", "TiledAttentionConfig",
+    "DifferentialAttention", "DifferentialAttentionConfig", "Dilated", "DilatedConfig", "EMAConfig", "ForgettingAttention",
+    "ForgettingAttentionConfig", "GDN2Config", "GLAConfig", "GRUConfig", "GSAConfig", "GatedAttention",
+    "GatedAttentionConfig", "GatedDeltaNet", "GatedDeltaNetConfig", "GatedDeltaProduct", "GatedDeltaProductConfig",
+    "GatedShortConv", "GatedShortConvConfig", "GriffinRecurrent", "GriffinRecurrentConfig", "H3Config", "HGRN2Config",
+    "HGRNConfig", "Hyena", "HyenaConfig", "IndexedAttention", "IndexedAttentionConfig", "IndexedMLA", "IndexedMLAConfig",
+    "KDAConfig", "LRUConfig", "LSTMConfig", "LightNet", "LightNetConfig", "LightningAttention", "LightningAttentionConfig",
+    "LinearAttention", "LinearAttentionConfig", "LinearTransformer", "LinearTransformerConfig", "LogLinearConfig",
+    "LogLinearMamba2", "Longformer", "LongformerConfig", "LoraMixer", "LoraMixerConfig", "MLAConfig", "MLSTMConfig", "Mamba",
+    "Mamba2", "Mamba2Config", "Mamba3", "Mamba3Config", "MambaConfig", "Mesa", "MesaConfig", "MetaTokens", "MetaTokensConfig",
+    "MinGRU", "MinGRUConfig", "MinLSTM", "MinLSTMConfig", "Moba", "MobaConfig", "MultiScale", "MultiScaleConfig", "NSAConfig",
+    "ParallelMixers", "ParallelMixersConfig", "PathAttention", "PathAttentionConfig", "Performer", "PerformerConfig",
+    "RGLRUConfig", "RGLRUMixer", "RNNConfig", "RWKV4Config", "RWKV5Config", "RWKV6Config", "RWKV7Config", "Rebased",
+    "RebasedConfig", "Recurrent", "RecurrentConfig", "RelativeAttention", "RelativeAttentionConfig", "RetNet", "RetNetConfig",
+    "S4Config", "S4DConfig", "S5Config", "SLSTMConfig", "SimpleGLA", "SimpleGLAConfig", "StateSpace", "StickBreaking",
+    "StickBreakingConfig", "StridedSparse", "StridedSparseConfig", "TTTLinear", "TTTLinearConfig", "TalkingHeads",
+    "TalkingHeadsConfig", "TiledAttention", "TiledAttentionConfig",
 ]
 
 
@@ -183,4 +188,9 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         IndexedAttentionConfig,
         IndexedMLAConfig,
         NSAConfig,
+        ForgettingAttentionConfig,
+        *forgetting_attention.PRESETS,
+        PathAttentionConfig,
+        RelativeAttentionConfig,
+        StickBreakingConfig,
     )

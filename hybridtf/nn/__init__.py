@@ -12,6 +12,7 @@ from hybridtf.nn.depth_attention import DepthAttention, DepthOptions, group_sum,
 from hybridtf.nn.diagonal_ssm import DiagonalInit, DiagonalSSM, Discretisation, discretised, filled_with, multiply
 from hybridtf.nn.dplr_ssm import DPLRSSM
 from hybridtf.nn.feature_maps import FEATURE_MAPS, FeatureMap, quadratic, taylor
+from hybridtf.nn.forget_sums import forget_sums
 from hybridtf.nn.heads_mixer import HeadCountsConfig, HeadsConfig, HeadsMixer
 from hybridtf.nn.hippo import diagonal_hippo, hippo_legs
 from hybridtf.nn.implicit_filter import ImplicitFilter
@@ -24,6 +25,7 @@ from hybridtf.nn.lower_bounds import LowerBounds, log_forget
 from hybridtf.nn.norms import (
     GatedRMSNorm,
     GroupNormConfig,
+    HeadRMSNorm,
     LayerNorm,
     LayerNormConfig,
     NoNorm,
@@ -73,19 +75,20 @@ from hybridtf.nn.streams import (
 )
 
 __all__ = [
-    "DPLRSSM", "FEATURE_MAPS", "RGLRU", "Activation", "Adapted", "Alibi", "AlibiConfig", "ComplexScan",
-    "Connected", "Connection", "DepthAttention", "DepthOptions", "DiagonalInit", "DiagonalSSM", "Discretisation", "DropPath",
+    "DPLRSSM", "FEATURE_MAPS", "RGLRU", "Activation", "Adapted", "Alibi", "AlibiConfig", "ComplexScan", "Connected",
+    "Connection", "DepthAttention", "DepthOptions", "DiagonalInit", "DiagonalSSM", "Discretisation", "DropPath",
     "DynamicNTKScaling", "FeatureMap", "GateOptions", "GatedConnection", "GatedRMSNorm", "GatedStreams", "GroupNormConfig",
-    "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadsConfig", "HeadsMixer", "Held", "HeldAttention", "HyperConnection",
-    "ImplicitFilter", "IndexedConfig", "IndexedMixer", "LatentConfig", "LatentMixer", "LayerNorm", "LayerNormConfig",
-    "LearnedPosition", "LearnedPositionConfig", "LinearHeads", "LinearScaling", "Llama3Scaling", "LongRopeScaling",
-    "LoraLinear", "LoraOptions", "LowRank", "LowerBounds", "ManifoldConnection", "NTKScaling", "NoNorm", "NoNormConfig",
-    "NoPositionConfig", "Pair", "PositiveRange", "PowerOfTwo", "Projected", "RMSNorm", "RMSNormConfig", "RandomFeatures",
-    "Rope", "RopeConfig", "RopeScaling", "Scan", "ShortConv", "ShortConvs", "SigmoidStreams", "SinusoidalPosition",
-    "SinusoidalPositionConfig", "SoftmaxMixer", "SparseMixer", "SparseMixerConfig", "TokenShift", "Written", "XPos",
-    "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "diagonal_hippo", "discretised", "filled_with",
-    "group_sum", "group_sums", "head_width", "hippo_legs", "l2_normalised", "log_forget", "merge_low_rank", "multiply",
-    "n_real", "quadratic", "retention_log_decay", "running_bound", "taylor", "token_positions", "told",
+    "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadRMSNorm", "HeadsConfig", "HeadsMixer", "Held", "HeldAttention",
+    "HyperConnection", "ImplicitFilter", "IndexedConfig", "IndexedMixer", "LatentConfig", "LatentMixer", "LayerNorm",
+    "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig", "LinearHeads", "LinearScaling", "Llama3Scaling",
+    "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds", "ManifoldConnection", "NTKScaling", "NoNorm",
+    "NoNormConfig", "NoPositionConfig", "Pair", "PositiveRange", "PowerOfTwo", "Projected", "RMSNorm", "RMSNormConfig",
+    "RandomFeatures", "Rope", "RopeConfig", "RopeScaling", "Scan", "ShortConv", "ShortConvs", "SigmoidStreams",
+    "SinusoidalPosition", "SinusoidalPositionConfig", "SoftmaxMixer", "SparseMixer", "SparseMixerConfig", "TokenShift",
+    "Written", "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "diagonal_hippo", "discretised",
+    "filled_with", "forget_sums", "group_sum", "group_sums", "head_width", "hippo_legs", "l2_normalised", "log_forget",
+    "merge_low_rank", "multiply", "n_real", "quadratic", "retention_log_decay", "running_bound", "taylor", "token_positions",
+    "told",
 ]
 
 

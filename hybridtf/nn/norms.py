@@ -217,6 +217,28 @@ class GatedRMSNorm(nn.Module):
         return f"n_groups={self.n_groups}, eps={self.eps}, norm_first={self.norm_first}, activation={self.activation}"
 
 
+class HeadRMSNorm(nn.Module):
+    """Root mean square norm of each head's channels, with weights of its own for each: ``ctx.d_model`` channels in ``n_heads``
+    equal heads."""
+
+    def __init__(self, ctx: BuildContext, n_heads: int, eps: float) -> None:
+        super().__init__()
+        self.n_heads, self.eps = n_heads, eps
+        self.weight = nn.Parameter(torch.empty(ctx.d_model, **ctx.factory))
+
+    def param_specs(self) -> dict[str, ParamSpec]:
+        return {"weight": ParamSpec("norm", init.constant(1.0))}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(... h k) to (... h k)."""
+        wide = x.to(accumulation_dtype(x.dtype))
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return (normed * self.weight.to(wide.dtype).view(self.n_heads, -1)).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"n_heads={self.n_heads}, eps={self.eps}"
+
+
 def l2_normalised(x: Tensor, eps: float = 1e-6) -> Tensor:
     """``x`` (... k) with length 1 along its last axis, x / sqrt(|x|^2 + eps); float32 at least inside, x's dtype outside."""
     wide = x.to(accumulation_dtype(x.dtype))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -56,6 +56,8 @@ class Projected(NamedTuple):
 class HeldAttention(SequenceMixer):
     """Attention over what a ``Growing``, or a ``Ring`` with a window, holds of each token.
 
+    What is held by the name ``decay`` (b s h) goes into the mask as ``k_decay``, and stays in the precision it is held in.
+
     A mixer that carries more than that writes its own ``forward`` of :meth:`enter` and :meth:`attend`. ``__init__`` of a mixer
     sets ``causal``, ``attention`` (the op that scores, which also knows dtype and device) and, through :meth:`place`, the
     position.
@@ -86,6 +88,10 @@ class HeldAttention(SequenceMixer):
     def read(self, q: Tensor, held: Held, mask: AttentionMask) -> Tensor:
         """Queries (b t h k) over what is held (b s ...), in q's dtype."""
 
+    def held_dtypes(self) -> dict[str, torch.dtype]:
+        """Of what a ``Growing`` holds in another dtype than the compute dtype, by name; it is read in that dtype too."""
+        return {}
+
     # -- what comes with it --------------------------------------------------------------------------------------------
 
     def place(self, position: Position | None) -> None:
@@ -104,7 +110,7 @@ class HeldAttention(SequenceMixer):
         where: dict[str, Any] = {"dtype": self.attention.compute_dtype, "device": self.attention.device}
         if self.window is not None:
             return Ring.empty(batch_size, self.held_shapes(), window=self.window, max_len=max_len, **where)
-        return Growing.empty(batch_size, self.held_shapes(), max_len=max_len, **where)
+        return Growing.empty(batch_size, self.held_shapes(), max_len=max_len, dtypes=self.held_dtypes(), **where)
 
     def enter(
         self, x: Tensor, segments: Segments | None, state: State | None, leaf: Growing | Ring | None
@@ -119,21 +125,25 @@ class HeldAttention(SequenceMixer):
         return x, token_positions(x, segments, leaf)
 
     def attend(
-        self, q: Tensor, new: Held, positions: Tensor, segments: Segments | None, leaf: Growing | Ring | None, keep: int
+        self, q: Tensor, new: Held, positions: Tensor, segments: Segments | None, leaf: Growing | Ring | None, keep: int,
+        added: Held = MappingProxyType({}),
     ) -> tuple[Tensor, Growing | Ring | None]:
-        """Queries over all that their documents have, in the state and in the call; and the state after it."""
+        """Queries over all that their documents have, in the state and in the call; and the state after it.
+
+        ``added``: further fields of the mask, by name, that speak of the queries (``q_decay``, ``rel_q``).
+        """
         if leaf is None or leaf.untouched:  # the call's own tokens are all there is
-            y = self._look(q, new, *_own(segments), segments)
+            y = self._look(q, new, *_own(segments), segments, added)
             return y, None if leaf is None else _stored(leaf, new, segments, keep)
         one = q.shape[1] == 1 and (segments is None or segments.prefix_len is None)
         if one or (segments is None and isinstance(leaf, Growing)):
-            return self._attend_last(q, positions, segments, _stored(leaf, new, segments, keep))
+            return self._attend_last(q, positions, segments, _stored(leaf, new, segments, keep), added)
         held, valid = leaf.positions(), leaf.valid()
         own = torch.ones_like(positions) if segments is None else segments.ids
         old = torch.where(valid, own.new_ones(1) if segments is None else segments.carried[:, None], -torch.ones_like(held))
         ids, pos = (own, torch.cat([old, own], dim=1)), (positions, torch.cat([held, positions], dim=1))
         both = {name: torch.cat([leaf[name].to(z.dtype), z], dim=1) for name, z in new.items()}
-        y = self._look(q, both, ids, pos, segments)
+        y = self._look(q, both, ids, pos, segments, added)
         return y, _stored(leaf, new, segments, keep)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
@@ -151,28 +161,28 @@ class HeldAttention(SequenceMixer):
         return self.run(q, k, v, mask)
 
     def _attend_last(
-        self, q: Tensor, positions: Tensor, segments: Segments | None, seen: Growing | Ring
+        self, q: Tensor, positions: Tensor, segments: Segments | None, seen: Growing | Ring, added: Held
     ) -> tuple[Tensor, Growing | Ring]:
         """The last tokens of each row, which the state holds already: nothing is copied."""
-        plain = segments is None and (isinstance(seen, Growing) or self._order_free(q, seen))
+        plain = segments is None and (isinstance(seen, Growing) or self._order_free(q, seen, added))
         length = seen.shared_length() if plain else None
         if length is not None and isinstance(seen, Growing):
-            return self._look(q, {name: z[:, :length] for name, z in seen.data.items()}, None, None, None), seen
+            return self._look(q, {name: z[:, :length] for name, z in seen.data.items()}, None, None, None, added), seen
         if length is not None and isinstance(seen, Ring) and length >= seen.window:
-            return self._look(q, seen.data, None, None, None), seen  # all slots are in sight
+            return self._look(q, seen.data, None, None, None, added), seen  # all slots are in sight
         real = torch.ones_like(positions) if segments is None else segments.real.to(torch.int64)
         ids = (real, seen.valid().to(torch.int64))
-        return self._look(q, seen.data, ids, (positions, seen.positions()), None), seen
+        return self._look(q, seen.data, ids, (positions, seen.positions()), None, added), seen
 
-    def _order_free(self, q: Tensor, ring: Ring) -> bool:
+    def _order_free(self, q: Tensor, ring: Ring, added: Held) -> bool:
         """A full ring's slots may be read in any order."""
-        if isinstance(self.position, BiasPosition) or ring.capacity != ring.window:
+        if "rel_q" in added or isinstance(self.position, BiasPosition) or ring.capacity != ring.window:
             return False
         return not (isinstance(self.position, QueryKeyPosition) and self.position.span(q.dtype) is not None)
 
     def _look(
         self, q: Tensor, held: Held, ids: tuple[Tensor, Tensor] | None, pos: tuple[Tensor, Tensor] | None,
-        segments: Segments | None,
+        segments: Segments | None, added: Held,
     ) -> Tensor:
         q_ids, k_ids = (None, None) if ids is None else ids
         q_pos, k_pos = (None, None) if pos is None else pos
@@ -180,9 +190,12 @@ class HeldAttention(SequenceMixer):
         mask = AttentionMask(
             causal=self.causal, window=self.window, q_ids=q_ids, k_ids=k_ids, q_pos=q_pos, k_pos=k_pos,
             prefix_len=None if segments is None else segments.prefix_len, softcap=self.softcap, slopes=slopes,
-            sinks=self.sinks,
+            sinks=self.sinks, k_decay=held.get("decay"), **added,
         )
-        return self.read(q, {name: z.to(q.dtype) for name, z in held.items()}, mask)
+        exact = self.held_dtypes()
+        return self.read(
+            q, {name: z if name in exact else z.to(q.dtype) for name, z in held.items() if name != "decay"}, mask
+        )
 
     def _check_prefix(self, segments: Segments, leaf: Growing | Ring | None) -> None:
         if segments.prefix_len is not None and "prefix_len" not in self.takes:
@@ -244,9 +257,8 @@ def _read_in_spans(
         stop, seen, part = min(start + span, t), s, mask
         if mask.q_pos is None:
             seen = s - t + stop  # without positions the queries are the last of the keys
-        elif t > span:
-            q_ids = None if mask.q_ids is None else mask.q_ids[:, start:stop]
-            part = replace(mask, q_ids=q_ids, q_pos=mask.q_pos[:, start:stop])
+        if t > span:
+            part = mask.narrow(start, stop, seen)
         told, keys = position.read(
             q[:, start:stop], k[:, :seen], q_pos=part.q_pos, k_pos=part.k_pos, q_ids=part.q_ids, k_ids=part.k_ids
         )

@@ -18,12 +18,14 @@ from hybridtf.ops import (
     log_linear,
     long_conv,
     mesa,
+    path_attention,
     rnn,
     selective_scan,
     short_conv,
     slstm,
     ssd,
     state_space,
+    stick_breaking,
     talking_attention,
     ttt,
     wkv,
@@ -53,6 +55,8 @@ def hybridtf_kernels() -> Sequence[Kernel]:
         *ttt.KERNELS,
         *mesa.KERNELS,
         *gather_attention.KERNELS,
+        *stick_breaking.KERNELS,
+        *path_attention.KERNELS,
     )
 
 

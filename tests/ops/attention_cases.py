@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hybridtf.ops.attention import AttentionMask
 
+BIASES = ("slopes", "sinks", "q_decay", "k_decay", "rel_q", "rel_bank")
 LENGTHS = (1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 31)
 
 
@@ -22,8 +23,11 @@ class Case:
     mask: AttentionMask
 
     def leaves(self) -> list[Tensor]:
-        extra = [x for x in (self.mask.slopes, self.mask.sinks) if x is not None]
-        return [self.q, self.k, self.v, *extra]
+        return [self.q, self.k, self.v, *self.biases().values()]
+
+    def biases(self) -> dict[str, Tensor]:
+        found = {name: getattr(self.mask, name) for name in BIASES}
+        return {name: x for name, x in found.items() if x is not None}
 
     def text(self) -> str:
         mask = {f.name: getattr(self.mask, f.name) for f in fields(self.mask)}
@@ -42,7 +46,7 @@ def run(fn: Callable[..., Tensor], case: Case, upper: Tensor | None = None, **op
 
 
 def check_equal(got: list[Tensor], want: list[Tensor], case: Case, *, atol: float, rtol: float = 0.0) -> None:
-    names = ["out", "dq", "dk", "dv", "d extra 1", "d extra 2"]
+    names = ["out", "dq", "dk", "dv", *(f"d {name}" for name in case.biases())]
     for name, a, b in zip(names, got, want, strict=False):
         torch.testing.assert_close(a, b, atol=atol, rtol=rtol, msg=lambda m, n=name: f"{n}: {m}\n{case.text()}")
 
@@ -101,7 +105,7 @@ def marks(rng: random.Random, b: int, t: int, s: int) -> dict[str, Tensor]:
 
 
 def random_case(seed: int, *, plain: bool = False, dtype: torch.dtype = torch.float64) -> Case:
-    """Any mask rule, or (``plain``) those without softcap, slopes and sinks."""
+    """Any mask rule, or (``plain``) those without softcap and without what is added to scores."""
     rng = random.Random(seed)
     b, g, r = rng.randint(1, 3), rng.choice([1, 2, 3]), rng.choice([1, 1, 2, 3])
     t = rng.choice(LENGTHS)
@@ -123,7 +127,21 @@ def random_case(seed: int, *, plain: bool = False, dtype: torch.dtype = torch.fl
             slopes=heads[0].abs().requires_grad_() if rng.random() < 0.3 else None,
             sinks=heads[1].requires_grad_() if rng.random() < 0.3 else None,
         )
+        mask = replace(mask, **_more_biases(rng, gen, b, t, s, g * r, dtype))
     return replace(case, mask=mask)
+
+
+def _more_biases(
+    rng: random.Random, gen: torch.Generator, b: int, t: int, s: int, h: int, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    found = {}
+    if rng.random() < 0.4:
+        found |= {"q_decay": (b, t, h), "k_decay": (b, s, h)}
+    if rng.random() < 0.4:
+        width = rng.choice([1, 3])
+        found |= {"rel_q": (b, t, h, width), "rel_bank": (width, rng.choice([1, 2, 5, 40]))}
+    drawn = {name: 2 * torch.randn(shape, generator=gen, dtype=torch.float64) for name, shape in found.items()}
+    return {name: x.to(dtype).requires_grad_() for name, x in drawn.items()}
 
 
 def naive_sees(mask: AttentionMask, row: int, i: int, j: int, t: int, s: int) -> bool:
@@ -138,6 +156,19 @@ def naive_sees(mask: AttentionMask, row: int, i: int, j: int, t: int, s: int) ->
     if mask.causal:
         return key <= at and (mask.window is None or key > at - mask.window)
     return mask.window is None or abs(at - key) < mask.window
+
+
+def naive_biases(mask: AttentionMask, row: int, i: int, head: int, seen: list[int], t: int, s: int) -> Tensor:
+    found = torch.zeros(len(seen), dtype=torch.float64)
+    if mask.q_decay is not None:
+        found = found + mask.q_decay[row, i, head] - mask.k_decay[row, seen, head]
+    if mask.rel_q is not None:
+        at = s - t + i if mask.q_pos is None else int(mask.q_pos[row, i])
+        back = [at - (j if mask.k_pos is None else int(mask.k_pos[row, j])) for j in seen]
+        near = torch.tensor([0 <= d < mask.rel_bank.shape[1] for d in back])
+        rows = mask.rel_bank[:, [d if near[n] else 0 for n, d in enumerate(back)]]
+        found = found + torch.where(near, mask.rel_q[row, i, head] @ rows, 0.0)
+    return found
 
 
 def naive_attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
@@ -157,6 +188,7 @@ def naive_attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Ten
             at = s - t + i if mask.q_pos is None else int(mask.q_pos[row, i])
             keys = seen if mask.k_pos is None else mask.k_pos[row, seen].tolist()
             scores = scores - mask.slopes[head] * torch.tensor([abs(at - key) for key in keys], dtype=q.dtype)
+        scores = scores + naive_biases(mask, row, i, head, seen, t, s)
         weights = scores.exp()
         total = weights.sum() + (0 if mask.sinks is None else mask.sinks[head].exp())
         rows.append((weights / total) @ v[row, seen, head // repeats])

@@ -119,7 +119,9 @@ def _peaks(mask: AttentionMask, t: int, dropout: bool) -> tuple[int, int]:
     return forward.peak, backward.peak
 
 
-@pytest.mark.parametrize("rule", ["causal", "full", "window", "ids", "slopes", "softcap", "sinks", "prefix", "dropout"])
+@pytest.mark.parametrize(
+    "rule", ["causal", "full", "window", "ids", "slopes", "softcap", "sinks", "prefix", "decay", "relative", "dropout"]
+)
 def test_memory_is_linear_in_length(rule: str) -> None:
     def mask(t: int) -> AttentionMask:
         ids = (torch.arange(t) * 3 // t + 1)[None]
@@ -128,6 +130,8 @@ def test_memory_is_linear_in_length(rule: str) -> None:
             "ids": AttentionMask(q_ids=ids, k_ids=ids), "slopes": AttentionMask(slopes=torch.ones(4)),
             "softcap": AttentionMask(softcap=3.0), "sinks": AttentionMask(sinks=torch.ones(4)),
             "prefix": AttentionMask(prefix_len=ids * 0 + t // 3),
+            "decay": AttentionMask(q_decay=torch.zeros(1, t, 4).double(), k_decay=torch.zeros(1, t, 4).double()),
+            "relative": AttentionMask(rel_q=torch.ones(1, t, 4, 3), rel_bank=torch.ones(3, 20)),
         }.get(rule, AttentionMask())
 
     short, double = _peaks(mask(512), 512, rule == "dropout"), _peaks(mask(1024), 1024, rule == "dropout")
@@ -199,11 +203,7 @@ def test_backward_drops_what_forward_dropped(seed: int) -> None:
 
     def fixed(*leaves: Tensor) -> Tensor:
         torch.manual_seed(1)
-        extra = iter(leaves[3:])
-        mask = replace(
-            case.mask, slopes=None if case.mask.slopes is None else next(extra),
-            sinks=None if case.mask.sinks is None else next(extra),
-        )
+        mask = replace(case.mask, **dict(zip(case.biases(), leaves[3:], strict=True)))
         return attention_blockwise(*leaves[:3], mask, dropout_p=0.3, block_q=4, block_k=3)
 
     assert torch.autograd.gradcheck(fixed, case.leaves(), fast_mode=True)
@@ -217,8 +217,8 @@ def test_the_operator_is_well_formed(seed: int) -> None:
     case = random_case(9000 + seed)
     m = case.mask
     args = (
-        case.q, case.k, case.v, m.q_ids, m.k_ids, m.q_pos, m.k_pos, m.prefix_len, m.slopes, m.sinks, None, m.causal,
-        m.window, m.softcap, 0.5, 0.0, 3, 4, True,
+        case.q, case.k, case.v, m.q_ids, m.k_ids, m.q_pos, m.k_pos, m.prefix_len, m.slopes, m.sinks, m.q_decay, m.k_decay,
+        m.rel_q, m.rel_bank, None, m.causal, m.window, m.softcap, 0.5, 0.0, 3, 4, True,
     )
     # Its gradients are the business of the autograd function around it.
     args = tuple(a.detach() if isinstance(a, Tensor) else a for a in args)

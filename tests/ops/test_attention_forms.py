@@ -55,6 +55,8 @@ def test_sdpa_refuses_what_it_cannot_say() -> None:
     for name, mask in {
         "softcap": AttentionMask(softcap=1.0), "slopes": AttentionMask(slopes=torch.ones(2)),
         "sinks": AttentionMask(sinks=torch.ones(2)),
+        "decay": AttentionMask(q_decay=torch.ones(1, 3, 2), k_decay=torch.ones(1, 3, 2)),
+        "relative": AttentionMask(rel_q=torch.ones(1, 3, 2, 1), rel_bank=torch.ones(1, 2)),
     }.items():
         with pytest.raises(KernelError, match=name):
             attention_sdpa(case.q, case.k, case.v, mask)
@@ -203,6 +205,8 @@ def test_flash_never_runs_another_backend(monkeypatch: pytest.MonkeyPatch) -> No
         (AttentionMask(softcap=1.0), "softcap"), (AttentionMask(window=2), "window"),
         (AttentionMask(slopes=torch.ones(2)), "slopes"), (AttentionMask(sinks=torch.ones(2)), "sinks"),
         (AttentionMask(prefix_len=torch.ones(1, 5).long()), "prefix"),
+        (AttentionMask(q_decay=torch.ones(1, 5, 2), k_decay=torch.ones(1, 5, 2)), "decay"),
+        (AttentionMask(rel_q=torch.ones(1, 5, 2, 1), rel_bank=torch.ones(1, 2)), "relative"),
     ],
 )
 def test_flash_refuses_features_when_called(mask: AttentionMask, words: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Self
 
 import torch
@@ -36,11 +37,14 @@ class Growing(StateLeaf):
     @classmethod
     def empty(
         cls, batch_size: int, shapes: Mapping[str, tuple[int, ...]], *, max_len: int | None = None, sparse: bool = False,
-        dtype: torch.dtype, device: torch.device | str,
+        dtype: torch.dtype, device: torch.device | str, dtypes: Mapping[str, torch.dtype] = MappingProxyType({}),
     ) -> Growing:
-        """No tokens yet. ``shapes``: the shape of one token's tensor, by name; ``max_len``: slots of a static buffer."""
+        """No tokens yet. ``shapes``: the shape of one token's tensor, by name; ``max_len``: slots of a static buffer;
+        ``dtypes``: of those that are not held in ``dtype``."""
         slots = max_len or 0
-        data = {k: torch.zeros(batch_size, slots, *shape, dtype=dtype, device=device) for k, shape in shapes.items()}
+        data = {
+            k: torch.zeros(batch_size, slots, *shape, dtype=dtypes.get(k, dtype), device=device) for k, shape in shapes.items()
+        }
         length = torch.zeros(batch_size, dtype=torch.int64, device=device)
         if sparse:
             data["position"] = torch.zeros(batch_size, slots, dtype=torch.int64, device=device)

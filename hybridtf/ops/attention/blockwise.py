@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from hybridtf.ops.attention.bias import RelativeRows, decay_of
 from hybridtf.ops.attention.blocks import plan_blocks
 from hybridtf.ops.attention.flops import backward_flops, forward_flops
 from hybridtf.ops.attention.mask import AttentionMask, Tile, accumulate_dtype, check_inputs, no_autocast
@@ -43,7 +44,8 @@ def attention_blockwise(
     # Views, since the compiler refuses one tensor in two places.
     k_ids, k_pos = (None if x is None else x.view_as(x) for x in (mask.k_ids, mask.k_pos))
     out: Tensor = op(
-        q, k.view_as(k), v.view_as(v), mask.q_ids, k_ids, mask.q_pos, k_pos, mask.prefix_len, mask.slopes, mask.sinks, seed,
+        q, k.view_as(k), v.view_as(v), mask.q_ids, k_ids, mask.q_pos, k_pos, mask.prefix_len, mask.slopes, mask.sinks,
+        mask.q_decay, None if mask.k_decay is None else mask.k_decay.view_as(mask.k_decay), mask.rel_q, mask.rel_bank, seed,
         mask.causal, mask.window, mask.softcap, q.shape[3] ** -0.5 if scale is None else scale, dropout_p,
         block_q, block_k, not torch.compiler.is_compiling(),
     )[0]
@@ -94,17 +96,18 @@ class _Call:
         """(b s g k) -> (b g n k) for the block's keys."""
         return x[:, k0:k1].to(self.dtype).transpose(1, 2)
 
-    def walk(self) -> Iterator[tuple[int, int, Iterator[_Tile]]]:
+    def walk(self) -> Iterator[tuple[int, int, list[_Tile]]]:
         """Blocks of queries ``q0, q1``, each with the tiles it needs."""
         t, s, size = self.q.shape[1], self.k.shape[1], self.block_k
         plan = plan_blocks(self.mask, t, s, self.block_q, size, sync=self.sync)
         for i, q0 in enumerate(range(0, t, self.block_q)):
             q1 = min(q0 + self.block_q, t)
             at = Tile(t, s, q0, q1, 0, 0, self.q.device)
-            yield q0, q1, (
-                _Tile(self, replace(at, k0=j * size, k1=min((j + 1) * size, s)), i, j, partial)
+            relative = RelativeRows.of_queries(self.mask, at, self.dtype)
+            yield q0, q1, [
+                _Tile(self, replace(at, k0=j * size, k1=min((j + 1) * size, s)), i, j, partial, relative)
                 for j, partial in plan.row(i)
-            )
+            ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +119,7 @@ class _Tile:
     i: int
     j: int
     partial: bool
+    relative: RelativeRows | None
 
     def hidden(self) -> Tensor | None:
         """(b 1 1 queries keys) bool: pairs that do not see each other; None: all do."""
@@ -134,6 +138,10 @@ class _Tile:
             raw = bent * mask.softcap
         if mask.slopes is not None:
             self.heads(raw).sub_(self.call.per_head(mask.slopes) * self.at.distance(mask)[:, None, None])
+        relative = None if self.relative is None else self.relative.bias(self.at)
+        for added in (decay_of(mask, self.at, raw.dtype), relative):
+            if added is not None:
+                self.heads(raw).add_(added.unflatten(1, self.call.groups[1:]))
         if hidden is not None:
             self.heads(raw).masked_fill_(hidden, -torch.inf)
         return raw, bent
@@ -163,7 +171,7 @@ def _forward(call: _Call) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-def _forward_rows(call: _Call, q0: int, q1: int, tiles: Iterator[_Tile]) -> tuple[Tensor, Tensor]:
+def _forward_rows(call: _Call, q0: int, q1: int, tiles: list[_Tile]) -> tuple[Tensor, Tensor]:
     q = call.fold(call.q, q0, q1) * call.scale
     top = q.new_full((*q.shape[:3], 1), -torch.inf)
     total = torch.zeros_like(top)
@@ -172,16 +180,19 @@ def _forward_rows(call: _Call, q0: int, q1: int, tiles: Iterator[_Tile]) -> tupl
         top = call.per_head(call.mask.sinks).expand(*call.groups, q1 - q0, 1).reshape(top.shape)
         total = torch.ones_like(top)
     for tile in tiles:
-        k, v = call.block(call.k, tile.at.k0, tile.at.k1), call.block(call.v, tile.at.k0, tile.at.k1)
-        scores, _ = tile.score(q @ k.mT, tile.hidden())
+        k, v = (call.block(x, tile.at.k0, tile.at.k1).flatten(0, 1) for x in (call.k, call.v))
+        # Products of three axes, in place where possible: a walk of many tiles costs what it calls.
+        raw = torch.bmm(q.flatten(0, 1), k.transpose(1, 2)).unflatten(0, q.shape[:2])
+        scores, _ = tile.score(raw, tile.hidden())
         higher = torch.maximum(top, scores.amax(-1, keepdim=True))
-        # A row that has seen nothing yet has the maximum -inf; 0 in its place keeps -inf - -inf out of the exponent.
-        base = higher.masked_fill(higher == -torch.inf, 0.0)
+        # A row that has seen nothing yet has the maximum -inf; a number in its place keeps -inf - -inf out of the exponent.
+        base = higher.clamp_min(torch.finfo(higher.dtype).min)
         weights = scores.sub_(base).exp_()
         shrink = (top - base).exp()
-        total = total * shrink + weights.sum(-1, keepdim=True)
+        total.mul_(shrink).add_(weights.sum(-1, keepdim=True))
         kept = tile.kept(weights)
-        acc = (acc * shrink).add_((weights if kept is None else weights.mul_(kept)) @ v)
+        weights = weights if kept is None else weights.mul_(kept)
+        acc.mul_(shrink).flatten(0, 1).baddbmm_(weights.flatten(0, 1), v)
         top = higher
     seen = total > 0
     safe = total.masked_fill(~seen, 1.0)
@@ -190,18 +201,35 @@ def _forward_rows(call: _Call, q0: int, q1: int, tiles: Iterator[_Tile]) -> tupl
 
 @dataclass(frozen=True, eq=False)
 class _Grads:
-    """What the backward pass adds up: (b t h k), (b s g k), (b s g v), (h), (h), all in the accumulating dtype."""
+    """What the backward pass adds up, by the names of a call's tensors, all in the accumulating dtype; of biases that a call
+    does not have, nothing."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     slopes: Tensor
     sinks: Tensor
+    q_decay: Tensor
+    k_decay: Tensor
+    rel_q: Tensor
+    rel_bank: Tensor
 
     @classmethod
     def zeros(cls, call: _Call) -> _Grads:
         q, k, v = (torch.zeros(x.shape, dtype=call.dtype, device=x.device) for x in (call.q, call.k, call.v))
-        return cls(q, k, v, q.new_zeros(q.shape[2]), q.new_zeros(q.shape[2]))
+        biases = [getattr(call.mask, name) for name in _BIASES]
+        return cls(q, k, v, *(q.new_zeros(() if x is None else x.shape) for x in biases))
+
+    def add_biases(self, tile: _Tile, ds: Tensor) -> None:
+        """From the gradients (b g r queries keys) of a tile's scores."""
+        mask, at = tile.call.mask, tile.at
+        if mask.slopes is not None:
+            self.slopes.sub_((ds * at.distance(mask)[:, None, None]).sum((0, 3, 4)).flatten())
+        if mask.q_decay is not None:
+            self.q_decay[:, at.q0 : at.q1] += ds.sum(4).flatten(1, 2).mT
+            self.k_decay[:, at.k0 : at.k1] -= ds.sum(3).flatten(1, 2).mT
+        if tile.relative is not None:
+            tile.relative.add_gradient(at, ds.flatten(1, 2))
 
 
 def _backward(call: _Call, grad: Tensor, out: Tensor, lse: Tensor) -> _Grads:
@@ -220,6 +248,9 @@ def _backward(call: _Call, grad: Tensor, out: Tensor, lse: Tensor) -> _Grads:
         for tile in tiles:
             _backward_tile(call, tile, (q, upper, logs, mean), dq, grads)
         grads.q[:, q0:q1] = call.unfold(dq, n).mul_(call.scale)
+        if tiles and tiles[0].relative is not None:
+            grads.rel_q[:, q0:q1], bank = tiles[0].relative.gradients()
+            grads.rel_bank.add_(bank)
     return grads
 
 
@@ -244,8 +275,7 @@ def _backward_tile(
     if hidden is not None:
         # The weight there is 0, but an invisible value may have made its factor infinite.
         tile.heads(ds).masked_fill_(hidden, 0.0)
-    if call.mask.slopes is not None:
-        grads.slopes.sub_((tile.heads(ds) * tile.at.distance(call.mask)[:, None, None]).sum((0, 3, 4)).flatten())
+    grads.add_biases(tile, tile.heads(ds))
     if bent is not None:
         ds.mul_(bent.square_().neg_().add_(1.0))
         if hidden is not None:
@@ -259,17 +289,19 @@ def _backward_tile(
 
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? q_ids, Tensor? k_ids, Tensor? q_pos, Tensor? k_pos, Tensor? prefix_len, "
-    "Tensor? slopes, Tensor? sinks, Tensor? seed, bool causal, int? window, float? softcap, float scale, "
-    "float dropout_p, int? block_q, int? block_k, bool sync"
+    "Tensor? slopes, Tensor? sinks, Tensor? q_decay, Tensor? k_decay, Tensor? rel_q, Tensor? rel_bank, "
+    "Tensor? seed, bool causal, int? window, float? softcap, float scale, float dropout_p, int? block_q, int? block_k, "
+    "bool sync"
 )
-_N_TENSORS, _N_OPTIONS = 11, 8
+_N_TENSORS, _N_OPTIONS = 15, 8
+_BIASES = ("slopes", "sinks", "q_decay", "k_decay", "rel_q", "rel_bank")
 
 
 def _call(inputs: tuple[Any, ...]) -> _Call:
     """The call that ``_INPUTS`` describes."""
-    q, k, v, q_ids, k_ids, q_pos, k_pos, prefix_len, slopes, sinks, seed = inputs[:_N_TENSORS]
+    q, k, v, q_ids, k_ids, q_pos, k_pos, prefix_len, *biases, seed = inputs[:_N_TENSORS]
     causal, window, softcap, scale, dropout_p, block_q, block_k, sync = inputs[_N_TENSORS:]
-    mask = AttentionMask(causal, window, q_ids, k_ids, q_pos, k_pos, prefix_len, softcap, slopes, sinks)
+    mask = AttentionMask(causal, window, q_ids, k_ids, q_pos, k_pos, prefix_len, softcap, *biases)
     auto_q, auto_k = _block_sizes(q, k)
     return _Call(q, k, v, mask, seed, scale, dropout_p, block_q or auto_q, block_k or auto_k, sync)
 
@@ -299,23 +331,21 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op(
     "hybridtf::attention_blockwise_backward", mutates_args=(),
-    schema=f"(Tensor grad, Tensor out, Tensor lse, {_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema=f"(Tensor grad, Tensor out, Tensor lse, {_INPUTS}) -> ({', '.join(['Tensor'] * (3 + len(_BIASES)))})",
 )
-def _backward_op(
-    grad: Tensor, out: Tensor, lse: Tensor, *inputs: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _backward_op(grad: Tensor, out: Tensor, lse: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     call = _call(inputs)
     with no_autocast(call.q.device):
         grads = _backward(call, grad, out, lse)
-    return (
-        grads.q.to(call.q.dtype), grads.k.to(call.k.dtype), grads.v.to(call.v.dtype), grads.slopes, grads.sinks,
-    )
+    projected = (grads.q.to(call.q.dtype), grads.k.to(call.k.dtype), grads.v.to(call.v.dtype))
+    return (*projected, *(getattr(grads, name) for name in _BIASES))
 
 
 @_backward_op.register_fake
 def _(grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    heads = [q.new_empty(q.shape[2], dtype=accumulate_dtype(q.dtype)) for _ in range(2)]
-    return (*(x.new_empty(x.shape) for x in (q, k, v)), *heads)
+    wide, given = accumulate_dtype(q.dtype), rest[5 : 5 + len(_BIASES)]
+    biases = [q.new_empty(() if x is None else x.shape, dtype=wide) for x in given]
+    return (*(x.new_empty(x.shape) for x in (q, k, v)), *biases)
 
 
 register_flop_formula(torch.ops.hybridtf.attention_blockwise)(forward_flops)
@@ -340,11 +370,9 @@ class _Blockwise(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
         out, lse, *tensors = ctx.saved_tensors
         op: Any = _Gradients.apply if torch.is_grad_enabled() else _backward_op
-        dq, dk, dv, *per_head = op(grad, out, lse, *tensors, *ctx.options)
-        slopes, sinks = (
-            None if given is None else grad.to(given.dtype) for grad, given in zip(per_head, tensors[8:10], strict=True)
-        )
-        return dq, dk, dv, *[None] * 5, slopes, sinks, *[None] * (1 + _N_OPTIONS)
+        dq, dk, dv, *found = op(grad, out, lse, *tensors, *ctx.options)
+        biases = [None if x is None else d.to(x.dtype) for d, x in zip(found, tensors[8 : 8 + len(_BIASES)], strict=True)]
+        return dq, dk, dv, *[None] * 5, *biases, *[None] * (1 + _N_OPTIONS)
 
 
 _Gradients = first_order(_backward_op, "attention", "blockwise")

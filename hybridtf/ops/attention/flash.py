@@ -17,7 +17,7 @@ from hybridtf.core.errors import KernelError
 from hybridtf.core.kernels import KernelRequest
 from hybridtf.ops.attention.mask import AttentionMask, check_inputs, no_autocast, whole
 
-_REFUSED = ("softcap", "sinks", "slopes", "prefix", "window")
+_REFUSED = ("softcap", "sinks", "slopes", "prefix", "window", "decay", "relative")
 _MAX_HEAD_DIM_CUDA = 256
 
 
@@ -57,7 +57,8 @@ def attention_flash(
     """The same function as :func:`attention_reference` by torch's flash backend alone (Dao 2023, arXiv 2307.08691).
 
     Documents are cut out and run one by one, so ids and positions cost a wait for the device and a call per document.
-    Raises :class:`KernelError` for softcap, sinks, slopes, a prefix, a window, and wherever torch refuses the backend.
+    Raises :class:`KernelError` for softcap, sinks, slopes, a prefix, a window, decay, a relative bias, and wherever torch
+    refuses the backend.
     """
     check_inputs(q, k, v, mask, dropout_p)
     _refuse(q, v, mask, dropout_p)
@@ -75,7 +76,7 @@ def attention_flash(
 def _refuse(q: Tensor, v: Tensor, mask: AttentionMask, dropout_p: float) -> None:
     given = {
         "softcap": mask.softcap, "sinks": mask.sinks, "slopes": mask.slopes, "prefix": mask.prefix_len,
-        "window": mask.window,
+        "window": mask.window, "decay": mask.q_decay, "relative": mask.rel_q,
     }
     features = {name for name, value in given.items() if value is not None} | ({"dropout"} if dropout_p else set())
     sizes = {"head_dim": q.shape[3], "v_dim": v.shape[3]}

@@ -6,7 +6,7 @@ Axes: b batch, t queries, s keys, h query heads.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,11 @@ class AttentionMask:
     ``softcap``: scores become ``softcap * tanh(scores / softcap)``, before anything else.
     ``slopes`` (h): ALiBi, adds ``-slope * |q_pos - k_pos|``.
     ``sinks`` (h): a learned logit per head, an extra softmax column that carries no value.
+    ``q_decay`` (b t h), ``k_decay`` (b s h): adds ``q_decay - k_decay`` to a score. With running sums of the logarithms of
+    forget gates that is what a head forgot between key and query (Forgetting Transformer). The difference is formed in the
+    dtype they come in, which should be float64: the sums of a long document leave no digits for it in float32.
+    ``rel_q`` (b t h r), ``rel_bank`` (r e): adds ``rel_q . rel_bank[:, q_pos - k_pos]`` to the scores of keys up to e - 1
+    tokens before the query, and nothing to others.
 
     Raises :class:`ConfigError` for a window below 1, a softcap that is not positive, or half a pair.
     """
@@ -44,16 +49,27 @@ class AttentionMask:
     softcap: float | None = None
     slopes: Tensor | None = None
     sinks: Tensor | None = None
+    q_decay: Tensor | None = None
+    k_decay: Tensor | None = None
+    rel_q: Tensor | None = None
+    rel_bank: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
             raise ConfigError(f"attention mask: window counts the token itself: at least 1; got {self.window}")
         if self.softcap is not None and not self.softcap > 0:
             raise ConfigError(f"attention mask: softcap must be positive, or None for no cap; got {self.softcap}")
-        if (self.q_ids is None) != (self.k_ids is None):
-            raise ConfigError("attention mask: give q_ids and k_ids together, or neither")
-        if (self.q_pos is None) != (self.k_pos is None):
-            raise ConfigError("attention mask: give q_pos and k_pos together, or neither")
+        for one, other in (("q_ids", "k_ids"), ("q_pos", "k_pos"), ("q_decay", "k_decay"), ("rel_q", "rel_bank")):
+            if (getattr(self, one) is None) != (getattr(self, other) is None):
+                raise ConfigError(f"attention mask: give {one} and {other} together, or neither")
+
+    def narrow(self, start: int, stop: int, n_keys: int) -> AttentionMask:
+        """The same for queries ``start:stop`` and the first ``n_keys`` keys; positions that are not given stay so."""
+        parts: dict[str, Any] = {name: slice(start, stop) for name in ("q_ids", "q_pos", "prefix_len", "q_decay", "rel_q")}
+        parts |= {name: slice(n_keys) for name in ("k_ids", "k_pos", "k_decay")}
+        given = {name: getattr(self, name) for name in parts}
+        cut: dict[str, Any] = {name: None if x is None else x[:, parts[name]] for name, x in given.items()}
+        return replace(self, **cut)
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout_p: float = 0.0) -> None:
@@ -70,8 +86,12 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout_p
         raise ConfigError(f"attention: dropout_p must be in [0, 1); got {dropout_p}")
     wanted = {
         "q_ids": (b, t), "k_ids": (b, s), "q_pos": (b, t), "k_pos": (b, s), "prefix_len": (b, t),
-        "slopes": (h,), "sinks": (h,),
+        "slopes": (h,), "sinks": (h,), "q_decay": (b, t, h), "k_decay": (b, s, h),
     }
+    if mask.rel_q is not None and mask.rel_bank is not None:
+        wanted |= {"rel_q": (b, t, h, mask.rel_bank.shape[0])}
+        if mask.rel_bank.ndim != 2 or not mask.rel_bank.shape[1]:
+            raise ConfigError(f"attention mask: rel_bank is (r e), e at least 1; got {tuple(mask.rel_bank.shape)}")
     for name, shape in wanted.items():
         value: Tensor | None = getattr(mask, name)
         if value is not None and value.shape != shape:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hybridtf.ops.attention.bias import RelativeRows, decay_of
 from hybridtf.ops.attention.mask import AttentionMask, accumulate_dtype, check_inputs, no_autocast, whole
 
 
@@ -33,6 +34,9 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float, d
         scores = mask.softcap * torch.tanh(scores / mask.softcap)
     if mask.slopes is not None:
         scores = scores - mask.slopes.to(dtype)[:, None, None] * whole(q, k).distance(mask)[:, None]
+    relative = RelativeRows.of_queries(mask, whole(q, k), dtype)
+    for added in (decay_of(mask, whole(q, k), dtype), None if relative is None else relative.bias(whole(q, k))):
+        scores = scores if added is None else scores + added
     seen = whole(q, k).visible(mask)
     shown = torch.ones_like(scores, dtype=torch.bool) if seen is None else seen[:, None].expand_as(scores)
     weights = _softmax(scores.masked_fill(~shown, -torch.inf), shown, mask.sinks)

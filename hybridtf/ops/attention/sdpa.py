@@ -22,8 +22,8 @@ is computed."""
 def attention_sdpa(
     q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, *, scale: float | None = None, dropout_p: float = 0.0
 ) -> Tensor:
-    """The same function as :func:`attention_reference` for masks without softcap, slopes or sinks (else
-    :class:`KernelError`), by whatever backend torch chooses.
+    """The same function as :func:`attention_reference` for masks without softcap, slopes, sinks, decay or
+    relative bias (else :class:`KernelError`), by whatever backend torch chooses.
 
     Masks that torch has no word for are written out, (b t s) booleans: meant for few queries or short rows.
     """
@@ -40,7 +40,9 @@ def attention_sdpa(
 
 def refusal(mask: AttentionMask) -> str | None:
     """The feature that keeps this mask from ``scaled_dot_product_attention``, or None."""
-    features = {"softcap": mask.softcap, "slopes": mask.slopes, "sinks": mask.sinks}
+    features = {
+        "softcap": mask.softcap, "slopes": mask.slopes, "sinks": mask.sinks, "decay": mask.q_decay, "relative": mask.rel_q,
+    }
     return next((name for name, value in features.items() if value is not None), None)
 
 

@@ -24,7 +24,7 @@ _TILE = 64
 
 def why_not_tiled(request: KernelRequest) -> str | None:
     """What the lesson leaves out."""
-    missing = sorted(request.features & {"softcap", "slopes", "sinks", "dropout"})
+    missing = sorted(request.features & {"softcap", "slopes", "sinks", "dropout", "decay", "relative"})
     return f"it is a lesson without {', '.join(missing)}" if missing else None
 
 
@@ -32,8 +32,9 @@ def attention_tiled(
     q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, *, scale: float | None = None, dropout_p: float = 0.0,
     tile: int = _TILE,
 ) -> Tensor:
-    """The same function as :func:`attention_reference`, for masks without softcap, slopes and sinks, and without dropout (else
-    :class:`KernelError`). ``tile``: queries, and keys, of one tile. There is no gradient of the gradient."""
+    """The same function as :func:`attention_reference`, for masks without softcap, slopes, sinks, decay and relative bias, and
+    without dropout (else :class:`KernelError`). ``tile``: queries, and keys, of one tile.
+    There is no gradient of the gradient."""
     check_inputs(q, k, v, mask, dropout_p)
     refused = "dropout" if dropout_p > 0 else refusal(mask)
     if refused is not None:

@@ -8,20 +8,12 @@ Axes: b batch, t queries, s keys, g key heads, r query heads per key head, h = g
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from hybridtf.ops.attention.mask import AttentionMask, Tile, accumulate_dtype, no_autocast, whole
+from hybridtf.ops.attention.mask import AttentionMask, Tile, accumulate_dtype
+from hybridtf.ops.attention.query_chunks import by_query_chunks
 from hybridtf.ops.talking_attention.reference import check_talking
-
-# Scores of a chunk (b h queries s): what was fastest on a CPU, and enough to fill a GPU (a guess).
-_SCORES_CPU = 2**19
-_SCORES_GPU = 2**26
-# Fewer queries at once than this would make many calls of a long row.
-_FEWEST = 32
 
 
 def talking_attention_chunked(
@@ -30,40 +22,13 @@ def talking_attention_chunked(
 ) -> Tensor:
     """The same function as :func:`talking_attention_reference`. ``chunk_size``: queries of a chunk; None: by the shapes."""
     check_talking(q, k, v, mask, score_mix, weight_mix)
-    t = q.shape[1]
-    size = _size_of(q, k) if chunk_size is None else chunk_size
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    with no_autocast(q.device):
-        if t <= size:
-            return _talk(q, k, v, score_mix, weight_mix, whole(q, k), mask, scale)
-        parts = []
-        for start in range(0, t, size):
-            stop = min(start + size, t)
-            tile, keys = _tile(q, k, mask, start, stop)
-            given = (q[:, start:stop], k[:, :keys], v[:, :keys], score_mix, weight_mix, tile, mask, scale)
-            # Nothing is drawn at random inside: no state of a generator to keep.
-            part: Tensor = checkpoint(_talk, *given, use_reentrant=False, preserve_rng_state=False)
-            parts.append(part)
-        return torch.cat(parts, dim=1)
-
-
-def _size_of(q: Tensor, k: Tensor) -> int:
-    budget = _SCORES_CPU if q.device.type == "cpu" else _SCORES_GPU
-    size: int = torch.sym_max(_FEWEST, budget // torch.sym_max(1, q.shape[0] * q.shape[2] * k.shape[1]))
-    return size
-
-
-def _tile(q: Tensor, k: Tensor, mask: AttentionMask, start: int, stop: int) -> tuple[Tile, int]:
-    """The rectangle of a chunk of queries, and how many keys it has to look at."""
-    tile = whole(q, k)
-    # Without positions the queries are the last of the keys: later keys are surely hidden, unless a prefix shows them.
-    later = mask.causal and mask.q_pos is None and mask.prefix_len is None
-    keys = max(tile.s - tile.t + stop, 0) if later else tile.s
-    return replace(tile, q0=start, q1=stop, k1=keys), keys
+    out: Tensor = by_query_chunks(_talk, q, k, v, mask, chunk_size, score_mix, weight_mix, scale)
+    return out
 
 
 def _talk(
-    q: Tensor, k: Tensor, v: Tensor, score_mix: Tensor | None, weight_mix: Tensor | None, tile: Tile, mask: AttentionMask,
+    q: Tensor, k: Tensor, v: Tensor, tile: Tile, mask: AttentionMask, score_mix: Tensor | None, weight_mix: Tensor | None,
     scale: float,
 ) -> Tensor:
     """One chunk."""
