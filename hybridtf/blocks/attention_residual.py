@@ -7,9 +7,8 @@ s_0 (the stem's output), s_1, ..., are edges.
     y = f(norm(h))
     x' = x + y                             in the first branch of a group: x becomes s_{n+1}, and x' = y
 
-The first branch of the stack has no mix and reads x itself, but in a shared block, which may come again. The model ends with
-a mix of its own (``merge``). Inkling 2's full attention has a mix for each of queries, keys and values; here a branch reads
-one.
+The first branch of the stack has no mix and reads x itself. The model ends with a mix of its own (``merge``). Inkling 2's
+full attention has a mix for each of queries, keys and values; here a branch reads one.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from hybridtf.nn import DepthAttention, DepthOptions, group_sum, group_sums
 class AttentionResidualConfig(NormsBefore):
     """Attention residuals over groups of layers. All layers of a stack have this wiring, with one ``group_size``.
 
-    A shared block begins a group at every visit, where its first one does.
+    A shared block begins a group at every visit, where its first one does; it cannot be the first layer, which has a mix less.
     """
 
     type: Literal["attention_residual"] = "attention_residual"
@@ -51,8 +50,10 @@ class AttentionResidual(Wiring):
         self.reads = group_sums(ctx.edges)
         self.begins_group = ctx.layer_idx % config.group_size == 0
         self.writes = (group_sum(len(self.reads)),) if self.begins_group else ()
+        if config.shared and not self.reads:
+            raise ctx.error("the first layer has a mix less than later visits need: put another before the shared block")
         for i, branch in enumerate(self.parts()):
-            if self.reads or i or config.shared:
+            if self.reads or i:
                 name = f"{BRANCHES[branch]}_depth"
                 self.add_module(name, DepthAttention(config.depth, ctx.child(name)))
 

@@ -170,13 +170,16 @@ def test_groups_and_edges():
 
 
 def test_a_shared_block_begins_a_group_at_every_visit():
-    model = build({"a": {**ATTENTION, **WIRING, "shared": True}}, "a*3")
+    once = {**WIRING, "group_size": 1}
+    shared = {**ATTENTION, **once, "shared": True}
+    model = build({"m": {**MAMBA, **once}, "a": shared}, "m a*3")
     x = model.stem(IDS)[0]
     out = model.stack(x, {})
     block = model.stack.layers["shared_a"]
-    given, h = [], x
+    first = model.stack.blocks()[0]
+    given, h = [x], first.mixer(first.mixer_norm(x))[0]
     for _ in range(3):
-        read = block.mixer_depth([*given, h]) if given else h
+        read = block.mixer_depth([*given, h])
         given.append(h)
         h = block.mixer(block.mixer_norm(read))[0]
         h = h + block.channel_mixer(block.channel_norm(block.channel_depth([*given, h])))[0]
@@ -191,6 +194,8 @@ def test_the_stream_stays_in_float32_under_autocast():
 
 
 def test_what_is_refused():
+    with pytest.raises(ConfigError, match=r"model\.blocks\.a: the first layer has a mix less"):
+        build({"a": {**ATTENTION, **WIRING, "shared": True}}, "a*3")
     with pytest.raises(ConfigError, match=r"layer 1 works on one residual stream, and layer 0 .* on the partial sum"):
         build({"a": {**ATTENTION, **WIRING}, "b": ATTENTION}, "a b")
     with pytest.raises(ConfigError, match=r"model\.merge: merge 'mean' is for several .* the partial sum"):

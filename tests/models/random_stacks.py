@@ -205,7 +205,7 @@ class Drawn:
         self.stream = dealt("streams", seed, STREAMS).removesuffix(" again")
         blocks = {name: self._block(N_BLOCKS * seed + i) for i, name in enumerate("abc")}
         layers = [*blocks, *self.rng.choices(list(blocks), k=self.rng.randint(0, 1))]
-        if self.rng.random() < 0.5:
+        if self.rng.random() < 0.5 and self.stream != "partial sums":  # whose first layer cannot be shared
             layers.append(self._share(blocks))
         if seed % 4 == 0:
             layers += self._kin(blocks)
