@@ -16,6 +16,7 @@ NAMES = [name for name in active()["mixers"].configs() if active()["mixers"].ori
 SHORT, LONG = 512, 4096
 COMPILED_LOOPS = ("rnn",)
 """Ops of nonlinear recurrences: a step needs the one before, and torch's own compiled loop walks through them."""
+CHUNKS = ("chunk_size", "mini_batch")
 VIEWS = (
     "alias", "as_strided", "chunk", "detach", "diagonal", "empty", "empty_like", "empty_strided", "expand", "flatten", "narrow",
     "permute", "reshape", "resolve_conj", "resolve_neg", "result_type", "select", "slice", "split", "split_with_sizes",
@@ -37,7 +38,7 @@ def at_its_own_chunks(name: str) -> Subject:
     """The tiny instance with chunks of the length that the mixer has by default."""
     config_cls = active()["mixers"].get(name)
     tiny = config_cls.tiny()
-    usual = {key: config_cls.model_fields[key].default for key in ("chunk_size",) if key in config_cls.model_fields}
+    usual = {key: config_cls.model_fields[key].default for key in CHUNKS if key in config_cls.model_fields}
     return Subject("mixers", tiny.model_copy(update={key: value for key, value in usual.items() if value is not None}))
 
 
