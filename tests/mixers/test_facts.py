@@ -19,6 +19,8 @@ COMPILED_LOOPS = ("rnn", "slstm")
 LESSONS = {"tiled_attention": "one call for each pair of tiles, to be read"}
 """Mixers that are kept for their text; another one is for use."""
 CHUNK = 64
+CHUNKS = ("chunk_size", "mini_batch", "block_size", "compress_size", "compress_stride")
+"""Options that say how many tokens are worked on at once."""
 VIEWS = (
     "alias", "as_strided", "chunk", "detach", "diagonal", "empty", "empty_like", "empty_strided", "expand", "flatten", "narrow",
     "permute", "reshape", "resolve_conj", "resolve_neg", "result_type", "select", "slice", "split", "split_with_sizes",
@@ -40,8 +42,8 @@ def test_a_mixer_says_where_it_comes_from(name: str) -> None:
 def at_its_own_chunks(name: str) -> Subject:
     """The tiny instance with chunks of the length that the mixer has by default, and of ``CHUNK`` at most."""
     config_cls = active()["mixers"].get(name)
-    usual = config_cls.model_fields["chunk_size"].default if "chunk_size" in config_cls.model_fields else None
-    changes = {} if usual is None else {"chunk_size": min(usual, CHUNK)}
+    usual = {key: config_cls.model_fields[key].default for key in CHUNKS if key in config_cls.model_fields}
+    changes = {key: min(value, CHUNK) for key, value in usual.items() if value is not None}
     return Subject("mixers", config_cls.tiny().model_copy(update=changes))
 
 

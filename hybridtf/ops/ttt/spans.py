@@ -61,6 +61,8 @@ def span(call: Call, state: States) -> tuple[Tensor, States]:
         else:
             z, W, dW = _mixed(Chunk(*parts), Mixed(*flags[i]), W, dW, eps)
         out.append(z)
+    if flags is None and t % m == 0:
+        dW = torch.zeros_like(dW)
     read = torch.stack(out).unflatten(1, shape[:2])
     unit = F.layer_norm(read, read.shape[-1:], eps=eps)
     y = unit * call["norm_weight"][:, None] + call["norm_bias"][:, None]
@@ -69,12 +71,12 @@ def span(call: Call, state: States) -> tuple[Tensor, States]:
 
 
 def _aligned(x: Chunk, W: Tensor, scale: Tensor, eps: float, *, closes: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """A chunk that is a mini-batch, or the start of one: the memory's answers to its queries, before the norm, and the state
-    after it."""
+    """A chunk that is a mini-batch, or the start of one: the memory's answers to its queries, before the norm, the memory
+    after it, and its sums."""
     g = fused_loss_gradient(torch.baddbmm(x.from_k, x.k, W), x.goal, x.square, eps)
     z = torch.baddbmm(torch.baddbmm(x.from_q, x.q, W), x.pairs, g, alpha=-1)
-    dW = x.taught @ g
-    return (z, W - scale * dW, torch.zeros_like(dW)) if closes else (z, W.clone(), dW)
+    dW = torch.bmm(x.taught, g)
+    return (z, torch.addcmul(W, dW, scale, value=-1), dW) if closes else (z, W.clone(), dW)
 
 
 def _mixed(x: Chunk, on: Mixed, W: Tensor, dW: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
