@@ -30,7 +30,8 @@ from hybridtf.ops.block_sparse_attention import Held, SparseRule, hold, importan
 
 
 class NSAConfig(SparseMixerConfig):
-    """Native sparse attention. Defaults are the paper's."""
+    """Native sparse attention: compressed blocks, the blocks that they choose, and a window, each with a gate. Defaults are the
+    paper's."""
 
     type: Literal["nsa"] = "nsa"
     source: ClassVar[str] = "https://arxiv.org/abs/2502.11089"

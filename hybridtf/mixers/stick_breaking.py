@@ -23,7 +23,7 @@ from hybridtf.ops.attention import AttentionMask
 
 
 class StickBreakingConfig(HeadCountsConfig):
-    """Stick-breaking attention."""
+    """Stick-breaking attention: each key takes its share of what nearer keys have left of a stick."""
 
     type: Literal["stick_breaking"] = "stick_breaking"
     source: ClassVar[str] = "https://arxiv.org/abs/2410.17980"
