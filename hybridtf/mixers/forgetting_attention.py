@@ -50,7 +50,9 @@ from hybridtf.ops.attention import AttentionMask
 
 
 class ForgettingAttentionConfig(HeadsConfig):
-    """Attention whose scores fade by forget gates (FoX). Defaults are the paper's layer on LLaMA's plan; preset ``forgetting_attention_pro``: Pro."""
+    """Attention whose scores fade by forget gates (FoX). Defaults are the paper's layer on LLaMA's plan; preset
+    ``forgetting_attention_pro``: Pro.
+    """
 
     type: Literal["forgetting_attention"] = "forgetting_attention"
     source: ClassVar[str] = "https://arxiv.org/abs/2503.02130"
