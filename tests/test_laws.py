@@ -18,6 +18,8 @@ from hybridtf.testing import (
 from hybridtf.testing.laws_outside import check_compile
 
 LAWS_OF_VARIANTS = ("cut", "segment", "gradients", "crop", "lora")
+OPTIONS_OF_NO_LAW = ("a_range", "conv_kernel", "dt_floor", "dt_range", "kernel")
+"""Options that leave these laws as they are: kernels have a law of their own, and ranges say where parameters start."""
 
 
 def _components() -> list[tuple[str, str]]:
@@ -49,7 +51,10 @@ def _variants() -> list[tuple[str, str, str, ComponentConfig]]:
     found = []
     for kind in ("mixers", "channel_mixers", "blocks", "stems"):
         for name, config_cls in active()[kind].configs().items():
-            found += [(kind, name, option, config) for option, config in option_variants(config_cls.tiny())]
+            found += [
+                (kind, name, option, config) for option, config in option_variants(config_cls.tiny())
+                if option not in OPTIONS_OF_NO_LAW
+            ]
     return found
 
 
