@@ -53,6 +53,7 @@ class IndexedAttention(IndexedMixer, HeadsMixer):
         HeadsMixer.__init__(
             self, config, ctx, qkv_bias=config.qkv_bias, out_bias=config.out_bias, qk_norm=config.qk_norm, sites=("qk",)
         )
+        self.config = config
         self.add_indexer(config, ctx, ctx.d_model, config.index_head_dim)
 
     def held_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -34,11 +34,11 @@ def config(name: str, **options: Any) -> ComponentConfig:
 
 
 def _alone(name: str) -> bool:
-    """It stands in a causal stack and needs nothing beside its input: no edge of an earlier layer, no context."""
+    """It stands in a causal stack, and has one tensor in and one out: no edge, no context, no loss of its own."""
     if getattr(config(name), "looks_ahead", False):
         return False
     mixer = config(name).build(BuildContext(d_model=16, device=torch.device("meta")))
-    return not mixer.reads and not mixer.needs_context
+    return not mixer.reads and not mixer.needs_context and not mixer.extra_results()
 
 
 EVERY = [name for name in (*active()["mixers"].configs(), "sliding_attention") if _alone(name)]

@@ -26,7 +26,7 @@ def filled(state, values):
     return map_state(lambda leaf: leaf._rebuild(lambda t: next(rest) if t.is_floating_point() else t), state)
 
 
-CHOOSE = ("moba",)
+CHOOSE = ("moba", "nsa")
 """Mixers whose last part of the state only chooses what is read, and passes no gradient."""
 
 

@@ -26,7 +26,7 @@ for name, made in registry.configs().items():
     if made.looks_ahead:
         continue
     meta = made.tiny().build(BuildContext(d_model=16, device=torch.device("meta")))
-    if meta.reads or meta.needs_context:
+    if meta.reads or meta.needs_context or meta.losses:
         continue
     blocks = {"x": {"mixer": made.tiny(), "channel_mixer": {"type": "swiglu", "d_ff": 8}}}
     net = LanguageModelConfig(vocab_size=7, d_model=16, pattern="x x", blocks=blocks).build()

@@ -64,7 +64,7 @@ def test_positions_masked_twice_do_not_overflow(name, dtype):
     assert y.isfinite().all()
     assert layer(x[:, 4:], state=state)[0].isfinite().all()
     want = wide(x[:, 3:].double())[0]
-    torch.testing.assert_close(y[:, 3:].double(), want, rtol=0, atol=(1e-5 if dtype == F32 else 5e-2) * float(want.abs().max()))
+    torch.testing.assert_close(y[:, 3:].double(), want, rtol=0, atol=(1e-5 if dtype == F32 else 1e-1) * float(want.abs().max()))
 
 
 @every_form

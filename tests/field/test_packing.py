@@ -24,7 +24,7 @@ def test_two_layers_keep_packed_documents_apart(name):
     changed = torch.cat([(ids[:, :5] + 1) % 17, ids[:, 5:]], 1)
     again = net(changed, segments=segments).logits
     assert not torch.equal(again[:, :5], got[:, :5])
-    assert torch.equal(again[:, 5:], got[:, 5:])
+    same(again[:, 5:], got[:, 5:], 1e-12)  # a sum over the row may round
 
 
 @torch.no_grad()
@@ -96,8 +96,8 @@ def test_gradients_do_not_cross_documents(name):
     x = torch.randn(1, 12, 16, dtype=F64, requires_grad=True)
     y, _ = layer(x, segments=Segments.from_lengths([[4, 5, 3]]))
     (grad,) = torch.autograd.grad(y[:, 4:9].square().sum(), x)
-    assert not grad[:, :4].any()
-    assert not grad[:, 9:].any()
+    assert float(grad[:, :4].abs().max()) < 1e-12
+    assert float(grad[:, 9:].abs().max()) < 1e-12
     alone = x.detach()[:, 4:9].requires_grad_()
     same(grad[:, 4:9], torch.autograd.grad(layer(alone)[0].square().sum(), alone)[0])
 

@@ -14,7 +14,10 @@ from hybridtf.models import expand_pattern, load_weights, save_weights
 from hybridtf.models.weights import read_weights
 from tests.field.layers import EVERY, F32, F64, config, every, hybrid, mixer, model
 
-WITH_STEPS = [name for name in EVERY if "dt_range" in type(config(name)).model_fields]
+WITH_STEPS = [
+    name for name in EVERY
+    if "dt_range" in type(config(name)).model_fields and hasattr(mixer(name), "A_log") and hasattr(mixer(name), "dt_bias")
+]
 
 
 @every
@@ -49,8 +52,9 @@ def test_time_steps_and_rates_start_alike_alone_and_in_a_model(name):
         assert low * 0.999 <= float(steps.min())
         assert float(steps.max()) <= high * 1.001
         assert len(steps.unique()) > 1
+        slowest, fastest = getattr(made, "a_range", (1.0, 16.0))
         rates = layer.A_log.detach().exp()
-        assert 0.999 <= float(rates.min()) < float(rates.max()) <= 16.001
+        assert slowest * 0.999 <= float(rates.min()) < float(rates.max()) <= fastest * 1.001
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -136,7 +140,7 @@ def test_a_state_says_how_many_bytes_it_holds(name):
     kinds = {type(leaf) for leaf in leaves(layer.init_state(1))}
     if kinds <= {Fixed}:
         assert sizes[0] == sizes[1] == sizes[100]
-    elif kinds == {Growing}:
+    elif kinds == {Growing} and not any(leaf.sparse for leaf in leaves(layer.init_state(1))):
         assert sizes[200] == 2 * sizes[100] == 200 * sizes[1]
         assert sizes[0] == 0
     elif kinds == {Ring}:
