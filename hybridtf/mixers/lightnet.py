@@ -76,11 +76,11 @@ class LightNet(RecurrentMixer):
         self.gate_up_proj = nn.Linear(config.gate_rank, width, bias=False, **ctx.factory)
         self.norm = GatedRMSNorm(ctx.child("norm"), n_groups=1, eps=config.eps, norm_first=True)
         self.out_proj = nn.Linear(width, width, bias=False, **ctx.factory)
-        self.convs = None
+        self.conv = None
         if config.d_conv is not None:
             widths = {"q": heads * self.key_dim, "k": heads * self.key_dim, "v": width}
-            self.convs = ShortConvs(
-                ctx.child("convs"), widths, config.d_conv, bias=config.conv_bias, activation=None, kernel=config.conv_kernel
+            self.conv = ShortConvs(
+                ctx.child("conv"), widths, config.d_conv, bias=config.conv_bias, activation=None, kernel=config.conv_kernel
             )
         sizes = {"n_heads": heads, "n_groups": heads, "head_dim": self.key_dim, "v_dim": self.v_dim}
         self.gla = ctx.bind_kernel("gla", config.kernel, sizes=sizes)
@@ -93,14 +93,14 @@ class LightNet(RecurrentMixer):
         shapes = {"S": (heads, self.key_dim, self.v_dim), "z": (heads, self.key_dim)}
         dtype = accumulation_dtype(self.gla.dtype)
         memory: dict[str, State] = {"memory": Fixed.empty(batch_size, shapes, dtype=dtype, device=self.gla.device)}
-        return memory if self.convs is None else {**memory, "convs": self.convs.init_state(batch_size)}
+        return memory if self.conv is None else {**memory, "conv": self.conv.init_state(batch_size)}
 
     def mix(
         self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
     ) -> tuple[Tensor, State | None]:
         given, windows = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}, None
-        if self.convs is not None:
-            given, windows = self.convs(given, segments, None if state is None else state["convs"])
+        if self.conv is not None:
+            given, windows = self.conv(given, segments, None if state is None else state["conv"])
         q, k, v = (given[name].unflatten(-1, (self.config.n_heads, -1)) for name in ("q", "k", "v"))
         wide, leaf = accumulation_dtype(x.dtype), None if state is None else state["memory"]
         before, length, S = (None, None, None) if leaf is None else (leaf["z"], leaf.length, leaf["S"])
@@ -113,4 +113,4 @@ class LightNet(RecurrentMixer):
         if leaf is None:
             return out, None
         memory = {"memory": leaf.advance({"S": S, "z": found.total.to(wide)}, segments, x.shape[1])}
-        return out, memory if windows is None else {**memory, "convs": windows}
+        return out, memory if windows is None else {**memory, "conv": windows}

@@ -208,8 +208,8 @@ def _read(y: Tensor, blocks: _Blocks, last: Tensor) -> Tensor:
         read = y.gather(1, closed[..., None].expand(-1, -1, y.shape[2])).masked_fill(~here[..., None], 0)
     else:
         read = y.new_zeros(*closed.shape, last.shape[1])
-    earlier = (blocks.carried & ~here)[..., None].to(last.dtype) * last[:, None]
-    return read + earlier
+    earlier = (blocks.carried & ~here)[..., None]
+    return torch.where(earlier, last[:, None], read)
 
 
 def _left(x: Tensor, read: Tensor, blocks: _Blocks, leaf: Fixed) -> dict[str, Tensor]:

@@ -38,7 +38,10 @@ def running_softmax(x: Tensor, before: Tensor | None, length: Tensor | None, seg
     wide, empty = x.double(), x.new_full((b, 1, *x.shape[2:]), _NOTHING, dtype=torch.float64)
     start = empty if before is None else before.double()[:, None]
     if length is not None:
-        start = torch.where((length > 0).view(b, 1, *ones), start, empty)
+        held = length > 0
+        if segments is not None:
+            held = held & (segments.continues | (segments.last_id == 0))
+        start = torch.where(held.view(b, 1, *ones), start, empty)
     lift = torch.zeros_like(empty)
     if segments is not None:
         wide = wide.masked_fill(~segments.real.view(b, t, *ones), _NOTHING)

@@ -110,5 +110,5 @@ def test_long_inputs_in_float32() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ConfigError, match="12 is not divisible by n_heads = 5"):
+    with pytest.raises(ConfigError, match="12 does not divide into n_heads = 5"):
         build(LightNetConfig(n_heads=5))
