@@ -80,8 +80,8 @@ class Mesa(RecurrentMixer):
         self.a_proj = nn.Linear(ctx.d_model, heads, bias=True, **ctx.factory)
         self.b_proj = nn.Linear(ctx.d_model, heads, bias=True, **ctx.factory)
         self.ridge = nn.Parameter(torch.empty(heads, self.head_dim, **ctx.factory))
-        place, widths = ctx.child("convs"), {"q": inner, "k": inner}
-        self.convs = ShortConvs(place, widths, config.d_conv, bias=config.conv_bias, kernel=config.conv_kernel)
+        place, widths = ctx.child("conv"), {"q": inner, "k": inner}
+        self.conv = ShortConvs(place, widths, config.d_conv, bias=config.conv_bias, kernel=config.conv_kernel)
         self.gate_proj = nn.Linear(ctx.d_model, inner, bias=False, **ctx.factory) if config.output_gate else None
         self.norm: GatedRMSNorm | RMSNorm = RMSNorm(ctx.child("norm", d_model=self.head_dim), config.eps)
         if config.output_gate:
@@ -103,14 +103,14 @@ class Mesa(RecurrentMixer):
         shapes = {"S": (self.config.n_heads, self.head_dim, 2 * self.head_dim)}
         dtype = accumulation_dtype(self.mesa.dtype)
         memory = Fixed.empty(batch_size, shapes, dtype=dtype, device=self.mesa.device)
-        return {"memory": memory, "convs": self.convs.init_state(batch_size)}
+        return {"memory": memory, "conv": self.conv.init_state(batch_size)}
 
     def mix(
         self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
     ) -> tuple[Tensor, State | None]:
         wide, heads = accumulation_dtype(x.dtype), self.config.n_heads
         given = {"q": self.q_proj(x), "k": self.k_proj(x)}
-        found, windows = self.convs(given, segments, None if state is None else state["convs"])
+        found, windows = self.conv(given, segments, None if state is None else state["conv"])
         # Not rounded after the norm: the solver sees what the keys' lengths do to the system.
         q, k = (l2_normalised(found[name].to(wide).unflatten(-1, (heads, -1))) for name in ("q", "k"))
         v: Tensor = self.v_proj(x).unflatten(-1, (heads, -1))
@@ -124,4 +124,4 @@ class Mesa(RecurrentMixer):
         out = self.out_proj(normed)
         if state is None:
             return out, None
-        return out, {"memory": state["memory"].advance({"S": S}, segments, x.shape[1]), "convs": windows}
+        return out, {"memory": state["memory"].advance({"S": S}, segments, x.shape[1]), "conv": windows}

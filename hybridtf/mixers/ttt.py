@@ -77,12 +77,12 @@ class TTTLinear(RecurrentMixer):
         self.config, heads, width = config, config.n_heads, ctx.d_model
         p = self.head_dim = head_width(ctx, heads)
         self.q_proj = nn.Linear(width, width, bias=False, **ctx.factory)
-        self.k_proj = self.convs = None
+        self.k_proj = self.conv = None
         if config.d_conv is None:
             self.k_proj = nn.Linear(width, width, bias=False, **ctx.factory)
         else:
-            place, widths = ctx.child("convs"), {"q": width, "k": width}
-            self.convs = ShortConvs(place, widths, config.d_conv, bias=True, activation=None, kernel=config.conv_kernel)
+            place, widths = ctx.child("conv"), {"q": width, "k": width}
+            self.conv = ShortConvs(place, widths, config.d_conv, bias=True, activation=None, kernel=config.conv_kernel)
         self.v_proj = nn.Linear(width, width, bias=False, **ctx.factory)
         self.lr_proj = nn.Linear(width, heads, bias=True, **ctx.factory)
         self.gate_proj = nn.Linear(width, width, bias=False, **ctx.factory) if config.gate else None
@@ -110,7 +110,7 @@ class TTTLinear(RecurrentMixer):
         shapes = dict.fromkeys(("W", "dW"), (h, p + 1, p))
         dtype = accumulation_dtype(self.memory.dtype)
         memory: dict[str, State] = {"memory": Fixed.empty(batch_size, shapes, dtype=dtype, device=self.memory.device)}
-        return memory if self.convs is None else {**memory, "convs": self.convs.init_state(batch_size)}
+        return memory if self.conv is None else {**memory, "conv": self.conv.init_state(batch_size)}
 
     def mix(
         self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
@@ -132,7 +132,7 @@ class TTTLinear(RecurrentMixer):
         if leaf is None:
             return out, None
         memory = {"memory": leaf.advance({"W": after["W"], "dW": after["dW"]}, segments, x.shape[1])}
-        return out, memory if windows is None else {**memory, "convs": windows}
+        return out, memory if windows is None else {**memory, "conv": windows}
 
     def _queries_and_keys(
         self, x: Tensor, segments: Segments | None, state: State | None
@@ -142,8 +142,8 @@ class TTTLinear(RecurrentMixer):
         if self.k_proj is not None:
             k = self.k_proj(x)
         else:
-            assert self.convs is not None
-            found, windows = self.convs({"q": q, "k": q}, segments, None if state is None else state["convs"])
+            assert self.conv is not None
+            found, windows = self.conv({"q": q, "k": q}, segments, None if state is None else state["conv"])
             q, k = found["q"], found["k"]
         q, k = (z.unflatten(-1, (self.config.n_heads, -1)) for z in (q, k))
         leaf = None if state is None else state["memory"]

@@ -23,8 +23,8 @@ def build(config: LightNetConfig):
 
 def projected(m, x: Tensor):
     given = [m.q_proj(x), m.k_proj(x), m.v_proj(x)]
-    if m.convs is not None:
-        for i, conv in enumerate((m.convs.q, m.convs.k, m.convs.v)):
+    if m.conv is not None:
+        for i, conv in enumerate((m.conv.q, m.conv.k, m.conv.v)):
             w = conv.weight
             given[i] = F.conv1d(F.pad(given[i].mT, (w.shape[1] - 1, 0)), w[:, None], conv.bias, groups=len(w)).mT
     q, k, v = (z.unflatten(-1, (m.config.n_heads, -1)) for z in given)

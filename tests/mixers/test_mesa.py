@@ -31,7 +31,7 @@ def convolved(x: Tensor, conv) -> Tensor:
 
 def by_hand(m, x: Tensor) -> Tensor:
     c, p = m.config, m.head_dim
-    q, k = convolved(m.q_proj(x), m.convs.q), convolved(m.k_proj(x), m.convs.k)
+    q, k = convolved(m.q_proj(x), m.conv.q), convolved(m.k_proj(x), m.conv.k)
     q, k, v = (z.unflatten(-1, (c.n_heads, p)) for z in (q, k, m.v_proj(x)))
     q, k = (z / (z.square().sum(-1, keepdim=True) + 1e-6).sqrt() for z in (q, k))
     ridge = F.softplus(m.ridge) + c.ridge_floor
@@ -70,5 +70,5 @@ def test_what_is_added_to_the_diagonal_of_a_fresh_layer(floor: float, start: flo
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ConfigError, match="10 is not divisible by n_heads = 3"):
+    with pytest.raises(ConfigError, match="10 does not divide into n_heads = 3"):
         MesaConfig(n_heads=3).build(BuildContext(d_model=D))

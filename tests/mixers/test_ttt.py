@@ -67,7 +67,7 @@ def test_rates_and_start_of_a_fresh_layer() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ConfigError, match="8 is not divisible by n_heads = 3"):
+    with pytest.raises(ConfigError, match="8 does not divide into n_heads = 3"):
         TTTLinearConfig(n_heads=3).build(BuildContext(d_model=8))
     with pytest.raises(ConfigError, match=r"head_dim 3 x fraction 1\.0 = 3 must be even"):
         TTTLinearConfig(n_heads=3).build(BuildContext(d_model=9))
