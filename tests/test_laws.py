@@ -17,7 +17,9 @@ from hybridtf.testing import (
 )
 from hybridtf.testing.laws_outside import check_compile
 
-LAWS_OF_VARIANTS = ("cut", "segment", "gradients", "crop", "lora")
+LAWS_OF_VARIANTS = ("cut", "segment", "gradients")
+LAWS_OF_PRESETS = ("config", "shape", "cut", "segment", "gradients", "compile")
+"""A preset is the code of its base with other options."""
 OPTIONS_OF_NO_LAW = ("a_range", "conv_kernel", "dt_floor", "dt_range", "kernel")
 """Options that leave these laws as they are: kernels have a law of their own, and ranges say where parameters start."""
 
@@ -33,7 +35,9 @@ def _config(kind: str, name: str) -> ComponentConfig:
 
 def _laws(kind: str, name: str) -> tuple[str, ...]:
     # A preset of a task is the same code at a published size, which takes long to read through.
-    return ("config",) if kind == "tasks" and name in active()[kind].presets() else laws_for(kind)
+    if name not in active()[kind].presets():
+        return laws_for(kind)
+    return ("config",) if kind == "tasks" else tuple(law for law in laws_for(kind) if law in LAWS_OF_PRESETS)
 
 
 LAWS = [(kind, name, law) for kind, name in _components() for law in _laws(kind, name)]
