@@ -35,5 +35,9 @@ def peer(path: str) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except ImportError:
+        del sys.modules[name]  # half a module would hide the reason from the next who asks
+        raise
     return module

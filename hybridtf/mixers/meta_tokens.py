@@ -78,7 +78,7 @@ class MetaTokens(Combinator):
         inner = self.parts()["mixer"].init_state(batch_size, room)
         if not leaves(inner):
             return ()
-        return {"seen": self._none_seen(batch_size, max_len), "mixer": OwnClock(inner)}
+        return {"seen": self._none_seen(batch_size, max_len), "mixer": OwnClock(inner, self.config.n_tokens)}
 
     def _none_seen(self, batch_size: int, max_len: int | None = None) -> Fixed:
         return Fixed.empty(batch_size, {}, max_len=max_len, dtype=self.tokens.dtype, device=self.tokens.device)
@@ -92,7 +92,8 @@ class MetaTokens(Combinator):
         y = self._mixed(x, segments, inner, seen, {"context": context, "keep": keep})
         after: Any = state
         if state:
-            after = {"seen": self._count(x, segments, state["seen"], keep), "mixer": OwnClock(seen.state["mixer"])}
+            clock = OwnClock(seen.state["mixer"], self.config.n_tokens)
+            after = {"seen": self._count(x, segments, state["seen"], keep), "mixer": clock}
         return (y, after, Extras({}, seen.losses)) if self.extra_results() else (y, after)
 
     def _mixed(

@@ -202,7 +202,8 @@ class Drawn:
     def __init__(self, seed: int) -> None:
         self.seed, self.rng = seed, random.Random(seed)
         self.cards: dict[str, set[str]] = {}
-        self.stream = dealt("streams", seed, STREAMS).removesuffix(" again")
+        # Every other stack takes layers of one stream besides its own.
+        self.stream = "one" if seed % 2 == 0 else dealt("streams", seed // 2, STREAMS).removesuffix(" again")
         blocks = {name: self._block(N_BLOCKS * seed + i) for i, name in enumerate("abc")}
         layers = [*blocks, *self.rng.choices(list(blocks), k=self.rng.randint(0, 1))]
         if self.rng.random() < 0.5 and self.stream != "partial sums":  # whose first layer cannot be shared

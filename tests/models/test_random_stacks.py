@@ -14,8 +14,8 @@ from hybridtf.recipe import Recipe, to_toml
 from tests.models.random_stack_checks import CHECKS
 from tests.models.random_stacks import Drawn, combinators, drawable, kin, position_cards
 
-SEEDS = range(24)
-SLOW_SEEDS = range(24, 64)
+SEEDS = range(32)
+SLOW_SEEDS = range(32, 64)
 
 
 draw = functools.cache(Drawn)

@@ -87,7 +87,7 @@ MAMBA2 = (
 )
 BUILT_IN = load_registries(make_plugin_manager(autoload=False))
 MIXERS, TASKS = (", ".join(BUILT_IN[kind].names()) for kind in ("mixers", "tasks"))
-MODEL = "blocks, d_model, final_norm, head, max_seq_len, n_layers, pattern, residual_init, stem, vocab_size"
+MODEL = "blocks, d_model, final_norm, head, max_seq_len, merge, n_layers, pattern, residual_init, stem, vocab_size"
 
 
 # -- what loads --------------------------------------------------------------------------------------------------------

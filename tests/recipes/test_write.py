@@ -88,13 +88,13 @@ drop_path = 0.0
 type = "attention"
 n_heads = 2
 n_kv_heads = 1
+kernel = "auto"
 position = { type = "rope", theta = 10000.0, fraction = 1.0, interleaved = false }
 output_gate = false
 sinks = false
 qkv_bias = false
 out_bias = false
 dropout = 0.0
-kernel = "auto"
 
 [train]
 lr = 1e-05

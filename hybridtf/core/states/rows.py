@@ -15,7 +15,7 @@ from torch import Tensor
 from hybridtf.core.errors import StateError
 from hybridtf.core.states.growing import Growing
 from hybridtf.core.states.leaf import StateLeaf
-from hybridtf.core.states.whole import State, is_leaf, leaves, map_state
+from hybridtf.core.states.whole import OwnClock, State, is_leaf, leaves, map_state
 
 
 def concat_rows(states: Sequence[State]) -> State:
@@ -56,9 +56,14 @@ def overwrite(state: State, new: State) -> None:
 
 def with_room(state: State, max_len: int) -> State:
     """A copy whose growing leaves have static buffers of at least ``max_len`` slots; the old state stays alive."""
-    return map_state(
-        lambda leaf: leaf.with_capacity(max_len, static=True) if isinstance(leaf, Growing) else leaf.clone(), state
-    )
+    def roomy(part: State) -> State:
+        if isinstance(part, OwnClock):
+            return part._replace(state=with_room(part.state, max_len + part.more))
+        if isinstance(part, Growing):
+            return part.with_capacity(max_len, static=True)
+        return part.clone() if isinstance(part, StateLeaf) else part
+
+    return pytree.tree_map(roomy, state, is_leaf=lambda part: is_leaf(part) or isinstance(part, OwnClock))
 
 
 def own_memory(state: State) -> State:

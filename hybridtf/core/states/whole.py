@@ -19,10 +19,12 @@ State: TypeAlias = Any
 class OwnClock(NamedTuple):
     """A state whose lengths count something else than the tokens of the rows: blocks of them, or learned tokens before them.
 
-    :func:`state_lengths` passes it by; every other move reaches the leaves inside.
+    :func:`state_lengths` passes it by; every other move reaches the leaves inside. ``more``: entries that it holds beside one a
+    token, for which :func:`with_room` sees to the room.
     """
 
     state: Any
+    more: int = 0
 
 
 def is_leaf(x: Any) -> bool:
