@@ -17,7 +17,10 @@ from hybridtf.testing import (
 )
 from hybridtf.testing.laws_outside import check_compile
 
-LAWS_OF_VARIANTS = ("cut", "segment", "gradients")
+LAWS_OF_VARIANTS = ("segment", "gradients")
+"""The segment law runs documents in one call, in pieces and token by token, so that it sees what a cut sees."""
+POSITIONS_OF = ("attention", "cca", "dilated", "linear_attention", "mla")
+"""Mixers that are held to every position: of each base that tells positions, one."""
 LAWS_OF_PRESETS = ("config", "shape", "cut", "segment", "gradients", "compile")
 """A preset is the code of its base with other options."""
 OPTIONS_OF_NO_LAW = ("a_range", "conv_kernel", "dt_floor", "dt_range", "kernel")
@@ -58,6 +61,7 @@ def _variants() -> list[tuple[str, str, str, ComponentConfig]]:
             found += [
                 (kind, name, option, config) for option, config in option_variants(config_cls.tiny())
                 if option not in OPTIONS_OF_NO_LAW
+                and not (kind == "mixers" and option.startswith("position-") and name not in POSITIONS_OF)
             ]
     return found
 
