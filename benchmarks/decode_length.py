@@ -26,8 +26,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "chunked_attention": {"chunk_size": 1024},
     "sliding_attention": {"window": 256},
 }
-"""What a mixer is given at this width beside ``n_heads``, where it has no default for that. One that needs more than heads is
-built as its ``tiny()``."""
+"""What a mixer is given at this width beside ``n_heads``, where it counts heads. One that needs more than that is built as its
+``tiny()``."""
 TOKENS = 50
 """Decoded in one timed run."""
 CHUNK = 2048
@@ -73,7 +73,9 @@ def config_of(name: str) -> SequenceMixerConfig:
     registry = active()["mixers"]
     cls = registry.get(name)
     required = {key for key, field in cls.model_fields.items() if field.is_required()}
-    options = {**OPTIONS.get(name, {}), **({"n_heads": N_HEADS} if "n_heads" in required else {})}
+    heads = cls.model_fields.get("n_heads")
+    counted = heads is not None and (heads.is_required() or heads.default is not None)
+    options = {**OPTIONS.get(name, {}), **({"n_heads": N_HEADS} if counted else {})}
     config = registry.make({"type": name, **options}) if required <= set(options) else cls.tiny()
     assert isinstance(config, SequenceMixerConfig)
     return config
@@ -81,8 +83,11 @@ def config_of(name: str) -> SequenceMixerConfig:
 
 @torch.inference_mode()
 def measure(name: str, short: int, long: int, repeats: int) -> Row | None:
-    """None for a mixer without a state, or one that needs another tensor beside x."""
-    mixer = config_of(name).build(BuildContext(d_model=D_MODEL, max_seq_len=2 * long)).eval()
+    """None for a mixer without a state, one for encoders, or one that needs another tensor beside x."""
+    config = config_of(name)
+    if config.looks_ahead:
+        return None
+    mixer = config.build(BuildContext(d_model=D_MODEL, max_seq_len=2 * long)).eval()
     if mixer.reads or mixer.needs_context or not leaves(mixer.init_state(1)):
         return None
     room = (repeats + 1) * TOKENS
