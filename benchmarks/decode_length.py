@@ -23,7 +23,7 @@ from hybridtf.core import BuildContext, Growing, SequenceMixer, SequenceMixerCon
 D_MODEL = 256
 N_HEADS = 4
 OPTIONS: dict[str, dict[str, Any]] = {
-    "chunked_attention": {"chunk_size": 1024},
+    "chunked_attention": {"attention_chunk_size": 1024},
     "sliding_attention": {"window": 256},
 }
 """What a mixer is given at this width beside ``n_heads``, where it counts heads. One that needs more than that is built as its

@@ -24,14 +24,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "attention": {},
     "sliding_attention": {"window": WINDOW},
     "dilated": {"window": WINDOW},
-    "longformer": {"window": WINDOW},
+    "longformer": {"attention_window": 2 * WINDOW},
     "bigbird": {},
-    "chunked_attention": {"chunk_size": 1024},
+    "chunked_attention": {"attention_chunk_size": 1024},
     "strided_sparse": {},
     "moba": {},
     "nsa": {},
     "indexed_attention": {},
-    "compressed_attention": {},
 }
 """The forms, with what is said beside ``n_heads``; one that is not installed is left out."""
 TARGET = 1.3
