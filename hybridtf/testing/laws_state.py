@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hybridtf.core import (
     Fixed,
     Growing,
+    OwnClock,
     Ring,
     Segments,
     State,
@@ -80,8 +81,10 @@ def _all_tensors(leaf: StateLeaf) -> list[Tensor]:
 
 
 def _only_leaves(state: State) -> None:
-    for value in pytree.tree_leaves(state, is_leaf=lambda x: isinstance(x, StateLeaf)):
-        if not isinstance(value, StateLeaf):
+    for value in pytree.tree_leaves(state, is_leaf=lambda x: isinstance(x, StateLeaf | OwnClock)):
+        if isinstance(value, OwnClock):
+            _only_leaves(value.state)  # its number is the same for good
+        elif not isinstance(value, StateLeaf):
             raise ContractError(
                 f"the state holds a {type(value).__name__} outside of Growing, Ring and Fixed: it would not be "
                 "reordered, cropped or counted"
