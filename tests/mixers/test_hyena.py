@@ -95,8 +95,8 @@ def nemo_operator(mixer):
     megatron = {"megatron__core__transformer__identity_op": {}, "megatron__core__transformer__spec_utils": build}
     filters = peer(at + "hyena_filter.py", **megatron)
     module = peer(
-        at + "hyena.py", **megatron, megatron__core__extensions__transformer_engine={},
-        megatron__core__transformer__transformer_config={}, nemo__utils__metaclasses={}, nemo__collections__nlp__parts__utils_funcs={},
+        at + "hyena.py", **megatron, megatron__core__extensions__transformer_engine={}, nemo__utils__metaclasses={},
+        megatron__core__transformer__transformer_config={}, nemo__collections__nlp__parts__utils_funcs={},
         nemo__collections__common__parts__utils={"activation_registry": {"identity": torch.nn.Identity}},
         causal_conv1d={"causal_conv1d_fn": short},
         **{nemo + "hyena_filter": vars(filters), nemo + "fftconv_wrapper": {"fftconv_func": convolved}},

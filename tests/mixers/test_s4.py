@@ -11,8 +11,7 @@ from hybridtf.core import BuildContext, ConfigError, RecipeError
 from hybridtf.mixers import S4Config, S4DConfig
 from hybridtf.nn import diagonal_hippo, hippo_legs
 from hybridtf.nn.diagonal_ssm import diagonal_start
-from tests.mixers.plain_parts import given, same
-from tests.peers import peer
+from tests.mixers.plain_parts import espnet_s4, given, same
 from tests.strict_float64 import StrictFloat64
 
 D, F64 = 5, torch.float64
@@ -20,9 +19,7 @@ D, F64 = 5, torch.float64
 
 def espnet_layer(mixer, **options):
     """ESPnet's copy of the published layer, and its weights from ours."""
-    einsum = {"contract": torch.einsum, "contract_expression": lambda equation, *shapes: functools.partial(torch.einsum, equation)}
-    module = peer("espnet2.asr.state_spaces.s4", opt_einsum=einsum, espnet={"__version__": ""})
-    theirs, ssm = module.S4(D, mixer.config.d_state, transposed=False, **options), mixer.ssm
+    theirs, ssm = espnet_s4().S4(D, mixer.config.d_state, transposed=False, **options), mixer.ssm
     weights = {
         "D": mixer.D[None], "output_linear.0.weight": mixer.out_proj.weight, "output_linear.0.bias": mixer.out_proj.bias,
         "kernel.kernel.log_dt": ssm.log_dt, "kernel.kernel.C": ssm.C[None],
@@ -35,7 +32,8 @@ def espnet_layer(mixer, **options):
 def test_s4d_is_the_layer_of_espnet(t, discretisation):
     mixer, x = build(discretisation=discretisation), given(2, t, D)
     theirs, weights = espnet_layer(mixer, mode="diag", measure="diag-lin", disc=discretisation)
-    inner = {"inv_A_real": mixer.ssm.log_A_real, "A_imag": mixer.ssm.A_imag, "B": torch.tensor([1.0, 0.0]).expand(D, 3, 2).to(F64)}
+    one = torch.tensor([1.0, 0.0], dtype=F64).expand(D, 3, 2)
+    inner = {"inv_A_real": mixer.ssm.log_A_real, "A_imag": mixer.ssm.A_imag, "B": one}
     weights |= {f"kernel.kernel.{name}": value for name, value in inner.items()}
     with StrictFloat64():
         want, _ = torch.func.functional_call(theirs, weights, x)
@@ -69,7 +67,8 @@ def test_s4_is_the_layer_of_espnet(t):
     inner = {"inv_w_real": ssm.log_A_real, "w_imag": ssm.A_imag, "B": ssm.B[None], "P": ssm.P[None]}
     weights |= {f"kernel.kernel.{name}": value for name, value in inner.items()}
     with StrictFloat64():
-        want = torch.func.functional_call(Stepped(theirs).eval(), {f"layer.{name}": value for name, value in weights.items()}, x)
+        layer = {f"layer.{name}": value for name, value in weights.items()}
+        want = torch.func.functional_call(Stepped(theirs).eval(), layer, x)
     same(mixer(x)[0], want, x, mixer)
 
 

@@ -30,8 +30,7 @@ def build(**options):
 @pytest.mark.parametrize("d_conv", [4, 0])
 @pytest.mark.parametrize("t", [2, 11])
 def test_values_gradients_and_states_are_those_of_the_layer_of_xlstm(t, d_conv):
-    """The published layer, by its backend without kernels. Its gates i and f are cut from what it calls fgate and igate, its norm
-    has weight 1 + w, and its conv1d has an axis more."""
+    """The published layer, by its plain backend. What it calls fgate makes i, and igate f; its norm has weight 1 + w."""
     mixer, x = build(d_conv=d_conv), given(2, t, D)
     module = peer("xlstm.blocks.slstm.layer")
     theirs = module.sLSTMLayer(
