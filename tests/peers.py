@@ -88,7 +88,9 @@ class _Only(MetaPathFinder):
 class _StandIn(ModuleType):
     """A module of which only the given names are there; it counts as a package, so that parts of it can be imported."""
 
-    __path__: list[str] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-
 WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 
