@@ -38,8 +38,7 @@ from hybridtf.core import (
     init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GatedRMSNorm, PositiveRange, RMSNorm, ShortConvs, accumulation_dtype, l2_normalised
-from hybridtf.nn.bottleneck import Bottleneck
+from hybridtf.nn import Bottleneck, GatedRMSNorm, PositiveRange, RMSNorm, ShortConvs, accumulation_dtype, l2_normalised
 
 Decay = Literal["none", "head", "channel"]
 

@@ -32,8 +32,7 @@ from hybridtf.core import (
     init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GatedRMSNorm, PositiveRange, ShortConvs, accumulation_dtype, l2_normalised
-from hybridtf.nn.bottleneck import Bottleneck
+from hybridtf.nn import Bottleneck, GatedRMSNorm, PositiveRange, ShortConvs, accumulation_dtype, l2_normalised
 
 
 class GDN2Config(SequenceMixerConfig):

@@ -30,8 +30,7 @@ from hybridtf.core import (
     State,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GatedRMSNorm, RMSNorm, ShortConvs, accumulation_dtype, head_width
-from hybridtf.nn.bottleneck import Bottleneck
+from hybridtf.nn import Bottleneck, GatedRMSNorm, RMSNorm, ShortConvs, accumulation_dtype, head_width
 
 
 class GLAConfig(SequenceMixerConfig):

@@ -36,7 +36,7 @@ class H3Config(SequenceMixerConfig):
     """States of the diagonal SSM, and taps of the shift; even."""
     head_dim: int = Field(default=1, gt=0)
     """Must divide d_model; each head has head_dim^2 products."""
-    start: DiagonalInit = "lin"
+    a_init: DiagonalInit = "lin"
     """Where A starts."""
     discretisation: Discretisation = "bilinear"
     dt_range: PositiveRange = (0.001, 0.1)
@@ -68,7 +68,7 @@ class H3(RecurrentMixer):
         self.shift = ShortConv(ctx.child("shift"), config.d_state, bias=False, activation=None, kernel=config.conv_kernel)
         self.shift_D = nn.Parameter(torch.empty(d, **ctx.factory))
         self.ssm = DiagonalSSM(
-            ctx.child("ssm", d_model=self.n_heads), config.d_state, start=config.start,
+            ctx.child("ssm", d_model=self.n_heads), config.d_state, a_init=config.a_init,
             discretisation=config.discretisation, dt_range=config.dt_range, chunk_size=config.chunk_size,
             kernel=config.kernel,
         )

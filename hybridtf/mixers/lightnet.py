@@ -30,8 +30,7 @@ from hybridtf.core import (
     State,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GatedRMSNorm, ShortConvs, accumulation_dtype, head_width
-from hybridtf.nn.running_softmax import running_softmax
+from hybridtf.nn import GatedRMSNorm, ShortConvs, accumulation_dtype, head_width, running_softmax
 
 
 class LightNetConfig(SequenceMixerConfig):
@@ -45,8 +44,8 @@ class LightNetConfig(SequenceMixerConfig):
     """Width of a head's queries and keys. None: d_model / n_heads, which is always that of its values."""
     gate_rank: int = Field(default=128, gt=0)
     """Of the two matrices that make the output gate."""
-    d_conv: int | None = Field(default=None, gt=0)
-    """Width of short convolutions on queries, keys and values, a variant of the published code. None: without."""
+    d_conv: int = Field(default=0, ge=0, examples=[4])
+    """Taps of short convolutions on queries, keys and values, a variant of the published code; 0: none."""
     conv_bias: bool = False
     eps: float = Field(default=1e-5, gt=0)
     chunk_size: int = Field(default=64, gt=0)
@@ -77,7 +76,7 @@ class LightNet(RecurrentMixer):
         self.norm = GatedRMSNorm(ctx.child("norm"), n_groups=1, eps=config.eps, norm_first=True)
         self.out_proj = nn.Linear(width, width, bias=False, **ctx.factory)
         self.conv = None
-        if config.d_conv is not None:
+        if config.d_conv:
             widths = {"q": heads * self.key_dim, "k": heads * self.key_dim, "v": width}
             self.conv = ShortConvs(
                 ctx.child("conv"), widths, config.d_conv, bias=config.conv_bias, activation=None, kernel=config.conv_kernel

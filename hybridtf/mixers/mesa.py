@@ -6,7 +6,7 @@
     out = out_proj(norm(y))
 
 Linear attention with the queries of a second memory's inverse: where keys overlap, they no longer answer for each other. The
-system is solved by ``cg_steps`` steps of conjugate gradients, and the gradients are those of its solution. The norm is over
+system is solved by ``n_cg_steps`` steps of conjugate gradients, and the gradients are those of its solution. The norm is over
 each head's channels, with one weight for all heads; with ``output_gate`` its output is multiplied by silu(gate_proj(x)).
 
 Axes: b batch, t time, d d_model, h heads, k width of a head.
@@ -50,7 +50,7 @@ class MesaConfig(SequenceMixerConfig):
     conv_bias: bool = False
     ridge_floor: float = Field(default=0.25, gt=0)
     """The least that is added to the diagonal of the system; it starts at 1, or at twice the floor where that is more."""
-    cg_steps: int = Field(default=30, gt=0)
+    n_cg_steps: int = Field(default=30, gt=0)
     """Steps of the solver. As many as ``head_dim`` solve it but for rounding; fewer do where keys point in few directions."""
     output_gate: bool = False
     eps: float = Field(default=1e-5, gt=0)
@@ -60,7 +60,7 @@ class MesaConfig(SequenceMixerConfig):
 
     @classmethod
     def tiny(cls) -> Self:
-        return cls(n_heads=2, head_dim=3, cg_steps=12, chunk_size=4)
+        return cls(n_heads=2, head_dim=3, n_cg_steps=12, chunk_size=4)
 
     def build(self, ctx: BuildContext) -> Mesa:
         return Mesa(self, ctx)
@@ -118,7 +118,7 @@ class Mesa(RecurrentMixer):
         y, S = self.mesa(
             q, k, v, torch.sigmoid(self.b_proj(x).to(wide)), F.logsigmoid(self.a_proj(x).to(wide)), ridge=ridge,
             initial_state=None if state is None else state["memory"]["S"], segments=segments,
-            chunk_size=self.config.chunk_size, n_steps=self.config.cg_steps, n_tokens=x.shape[1],
+            chunk_size=self.config.chunk_size, n_steps=self.config.n_cg_steps, n_tokens=x.shape[1],
         )
         normed = self.norm(y).flatten(-2) if self.gate_proj is None else self.norm(y.flatten(-2), self.gate_proj(x))
         out = self.out_proj(normed)

@@ -119,8 +119,6 @@ class MetaTokens(Combinator):
         def step(part: Tensor, documents: Segments | None, leaf: State) -> tuple[Any, ...]:
             return part, leaf.advance({}, documents, part.shape[1])
 
-        if keep == 0:
-            return step(x, segments, seen)[1]  # type: ignore[no-any-return]
         return with_history(step, x[..., :0], segments, seen, keep, self._none_seen)[1]  # type: ignore[no-any-return]
 
     def _room(self, x: Tensor, segments: Segments | None, inner: State | None) -> _Room | None:

@@ -56,7 +56,7 @@ class RetNetConfig(SequenceMixerConfig):
     n_heads: int = Field(default=8, gt=0)
     expand_v: float = Field(default=2.0, gt=0)
     """Width of all heads' values together, in units of d_model."""
-    theta: float = Field(default=10000.0, gt=0)
+    rope_theta: float = Field(default=10000.0, gt=0)
     """Base of the rotation."""
     output_norm: Literal["group_norm", "rms_norm"] = "group_norm"
     """Of each head, before the gate. ``group_norm``: that of the paper. ``rms_norm``: without mean, weight and bias, as the
@@ -89,7 +89,7 @@ class RetNet(LinearHeads):
         )
         self.config = config
         self.gate_proj = nn.Linear(ctx.d_model, heads * v_dim, bias=False, **ctx.factory)
-        self.position = rotation(ctx, k_dim, config.theta)
+        self.position = rotation(ctx, k_dim, config.rope_theta)
         self.output_norm: LayerNorm | RMSNorm
         if config.output_norm == "group_norm":
             place = ctx.child("output_norm", d_model=heads * v_dim)

@@ -7,11 +7,11 @@
 
 W and b are those of the start of the mini-batch, s its tokens up to t, i the place of t among them, r_i = max(1/i + a_i, 0)
 with a_i learned. A document starts at W0 and b0, both learned, and with a mini-batch of its own; rope turns by the place in the
-mini-batch. The norm is a layer norm with weights for each head. Without ``gate`` the last factor is left out.
+mini-batch. The norm is a layer norm with weights for each head. Without ``output_gate`` the last factor is left out.
 
-The published layer has two forms: separate projections and no gate in its Transformer backbone; with ``d_conv`` and ``gate``
-in its Mamba backbone, where queries and keys are one projection and differ by a short convolution. (That backbone has one more
-short convolution before the layer, which belongs to the block.)
+The published layer has two forms: separate projections and no gate in its Transformer backbone; with ``d_conv`` and
+``output_gate`` in its Mamba backbone, where queries and keys are one projection and differ by a short convolution. (That
+backbone has one more short convolution before the layer, which belongs to the block.)
 
 Axes: b batch, t time, d d_model, h heads, p channels of a head, m tokens of a mini-batch.
 """
@@ -52,9 +52,9 @@ class TTTLinearConfig(SequenceMixerConfig):
     base_lr: float = Field(default=1.0, gt=0)
     """The largest learning rate of a token, times the width of a head."""
     rope_theta: float = Field(default=10000.0, gt=0)
-    d_conv: int | None = Field(default=None, gt=0)
-    """Width of the short convolutions (with bias) that make queries and keys of one projection. None: a projection each."""
-    gate: bool = False
+    d_conv: int = Field(default=0, ge=0, examples=[4])
+    """Taps of the short convolutions (with bias) that make queries and keys of one projection; 0: a projection each."""
+    output_gate: bool = False
     """Gate the output by gelu (tanh form) of a projection."""
     eps: float = Field(default=1e-6, gt=0)
     kernel: str = "auto"
@@ -78,14 +78,14 @@ class TTTLinear(RecurrentMixer):
         p = self.head_dim = head_width(ctx, heads)
         self.q_proj = nn.Linear(width, width, bias=False, **ctx.factory)
         self.k_proj = self.conv = None
-        if config.d_conv is None:
+        if not config.d_conv:
             self.k_proj = nn.Linear(width, width, bias=False, **ctx.factory)
         else:
             place, widths = ctx.child("conv"), {"q": width, "k": width}
             self.conv = ShortConvs(place, widths, config.d_conv, bias=True, activation=None, kernel=config.conv_kernel)
         self.v_proj = nn.Linear(width, width, bias=False, **ctx.factory)
         self.lr_proj = nn.Linear(width, heads, bias=True, **ctx.factory)
-        self.gate_proj = nn.Linear(width, width, bias=False, **ctx.factory) if config.gate else None
+        self.gate_proj = nn.Linear(width, width, bias=False, **ctx.factory) if config.output_gate else None
         self.out_proj = nn.Linear(width, width, bias=False, **ctx.factory)
         self.norm_weight, self.norm_bias, self.b0 = (nn.Parameter(torch.empty(heads, p, **ctx.factory)) for _ in range(3))
         self.W0 = nn.Parameter(torch.empty(heads, p, p, **ctx.factory))
