@@ -166,8 +166,8 @@ class Performer(FeatureAttention):
         """Other directions; states from before are of no use afterwards."""
         self.random.redraw(seed)
 
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {**super().state_shapes(), "bound": (self.n_heads,)}
+    def memory_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {**super().memory_shapes(), "bound": (self.n_heads,)}
 
     def written(self, q: Tensor, k: Tensor, x: Tensor, segments: Segments | None, state: Fixed | None) -> Written:
         q, k = (self.random.exponents(z * self.k_dim**-0.25) for z in (q, k))

@@ -23,7 +23,16 @@ from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, Edges, Fixed, ParamSpec, RecurrentMixer, Segments, SequenceMixerConfig, State, init
 from hybridtf.core.init import fan_in
-from hybridtf.nn import DiagonalInit, DiagonalSSM, Discretisation, PositiveRange, PowerOfTwo, ShortConv, accumulation_dtype
+from hybridtf.nn import (
+    DiagonalInit,
+    DiagonalSSM,
+    Discretisation,
+    PositiveRange,
+    PowerOfTwo,
+    ShortConv,
+    accumulation_dtype,
+    head_count,
+)
 
 
 class H3Config(SequenceMixerConfig):
@@ -61,9 +70,7 @@ class H3(RecurrentMixer):
     def __init__(self, config: H3Config, ctx: BuildContext) -> None:
         super().__init__()
         self.config, d = config, ctx.d_model
-        if d % config.head_dim:
-            raise ctx.error(f"d_model = {d} is not divisible by head_dim = {config.head_dim}")
-        self.n_heads = d // config.head_dim
+        self.n_heads = head_count(ctx, config.head_dim)
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(d, d, bias=config.bias, **ctx.factory) for _ in range(3))
         self.shift = ShortConv(ctx.child("shift"), config.d_state, bias=False, activation=None, kernel=config.conv_kernel)
         self.shift_D = nn.Parameter(torch.empty(d, **ctx.factory))

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from hybridtf.core import BuildContext, Edges, Fixed, QueryKeyPosition, Segments, SequenceMixerConfig, State
+from hybridtf.core import BuildContext, Fixed, QueryKeyPosition, Segments, SequenceMixerConfig
 from hybridtf.nn import (
     Alibi,
     GatedRMSNorm,
@@ -30,11 +30,11 @@ from hybridtf.nn import (
     LinearHeads,
     RMSNorm,
     RopeConfig,
-    ShortConvs,
     Written,
     accumulation_dtype,
     head_width,
     retention_log_decay,
+    short_convs,
     token_positions,
     told,
 )
@@ -148,11 +148,8 @@ class LightningAttention(LinearHeads):
         # The published small numbers, which keep the quotient defined for one layer and the last layer's decay above 0.
         self.depth_factor = 1 - ctx.layer_idx / (max(ctx.n_layers, ctx.layer_idx + 1) - 1 + 1e-5) + 1e-5
 
-    def mix(
-        self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
-    ) -> tuple[Tensor, State | None]:
-        q, k, v = (F.silu(proj(x)) for proj in (self.q_proj, self.k_proj, self.v_proj))
-        return self.remember(q, k, v, x, segments, state)
+    def projected(self, x: Tensor) -> dict[str, Tensor]:
+        return {role: F.silu(given) for role, given in super().projected(x).items()}
 
     def written(self, q: Tensor, k: Tensor, x: Tensor, segments: Segments | None, state: Fixed | None) -> Written:
         log_a = self.slopes(self.n_heads, x.device) * -self.depth_factor
@@ -212,27 +209,10 @@ class SimpleGLA(LinearHeads):
             shared_weight=True,
         )
         self.position = rotation(ctx, k_dim, 10000.0) if config.rotary else None
-        self.conv = None
-        if config.d_conv:
-            widths = {"q": heads * k_dim, "k": heads * k_dim, "v": heads * v_dim}
-            self.conv = ShortConvs(
-                ctx.child("conv"), widths, config.d_conv, bias=config.conv_bias, kernel=config.conv_kernel
-            )
-
-    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
-        heads = super().init_state(batch_size, max_len)
-        return {"heads": heads, **({} if self.conv is None else {"conv": self.conv.init_state(batch_size)})}
-
-    def mix(
-        self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
-    ) -> tuple[Tensor, State | None]:
-        given = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
-        after = {}
-        if self.conv is not None:
-            given, convs = self.conv(given, segments, None if state is None else state["conv"])
-            after["conv"] = convs
-        out, heads = self.remember(**given, x=x, segments=segments, state=None if state is None else state["heads"])
-        return out, None if state is None else {"heads": heads, **after}
+        self.conv = short_convs(
+            ctx.child("conv"), {"q": heads * k_dim, "k": heads * k_dim, "v": heads * v_dim}, config.d_conv,
+            bias=config.conv_bias, kernel=config.conv_kernel,
+        )
 
     def written(self, q: Tensor, k: Tensor, x: Tensor, segments: Segments | None, state: Fixed | None) -> Written:
         if self.position is not None:

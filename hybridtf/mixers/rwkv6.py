@@ -36,7 +36,16 @@ from hybridtf.core import (
     init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import Bottleneck, LayerNorm, TokenShift, accumulation_dtype, channel_pattern, channel_ramp, layer_depth
+from hybridtf.nn import (
+    Bottleneck,
+    LayerNorm,
+    TokenShift,
+    accumulation_dtype,
+    channel_pattern,
+    channel_ramp,
+    head_count,
+    layer_depth,
+)
 
 
 class _RWKVConfig(SequenceMixerConfig):
@@ -93,9 +102,7 @@ class _RWKV(RecurrentMixer):
     def __init__(self, config: _RWKVConfig, ctx: BuildContext) -> None:
         super().__init__()
         self.config, d = config, ctx.d_model
-        if d % config.head_dim:
-            raise ctx.error(f"d_model = {d} is not divisible by head_dim = {config.head_dim}")
-        self.n_heads = d // config.head_dim
+        self.n_heads = head_count(ctx, config.head_dim)
         self.depth = layer_depth(ctx)
         self.shift = TokenShift(ctx.child("shift"), config.conv_kernel)
         self.mu = nn.Parameter(torch.empty(len(self.inputs), d, **ctx.factory))

@@ -41,6 +41,7 @@ from hybridtf.nn import (
     accumulation_dtype,
     channel_pattern,
     channel_ramp,
+    head_count,
     l2_normalised,
     layer_depth,
     scaled_orthogonal,
@@ -92,9 +93,7 @@ class RWKV7(RecurrentMixer):
         super().__init__()
         self.config = config
         width, factory = ctx.d_model, ctx.factory
-        if width % config.head_dim:
-            raise ctx.error(f"d_model = {width} is not divisible by head_dim = {config.head_dim}")
-        self.n_heads = width // config.head_dim
+        self.n_heads = head_count(ctx, config.head_dim)
         self.depth, self.height = layer_depth(ctx), (ctx.layer_idx + 1) / max(ctx.n_layers, ctx.layer_idx + 1)
         role = config.value_residual
         if role == "auto":

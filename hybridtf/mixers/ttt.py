@@ -18,7 +18,8 @@ Axes: b batch, t time, d d_model, h heads, p channels of a head, m tokens of a m
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -27,17 +28,14 @@ from torch import Tensor, nn
 
 from hybridtf.core import (
     BuildContext,
-    Edges,
     Fixed,
     ParamSpec,
-    RecurrentMixer,
     Segments,
     SequenceMixerConfig,
-    State,
     init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import LayerNorm, RopeConfig, ShortConvs, accumulation_dtype, head_width, token_positions, told
+from hybridtf.nn import LayerNorm, MemoryMixer, RopeConfig, ShortConvs, accumulation_dtype, head_width, token_positions, told
 
 
 class TTTLinearConfig(SequenceMixerConfig):
@@ -68,9 +66,11 @@ class TTTLinearConfig(SequenceMixerConfig):
         return TTTLinear(self, ctx)
 
 
-class TTTLinear(RecurrentMixer):
+class TTTLinear(MemoryMixer):
     """See :class:`TTTLinearConfig`. Its state: W (b h p+1 p), what was learned beyond W0 and, in the last row, b0 at the start
     of the mini-batch; dW alike, the sums over the open mini-batch; and the windows of convolutions, if any."""
+
+    op = "memory"
 
     def __init__(self, config: TTTLinearConfig, ctx: BuildContext) -> None:
         super().__init__()
@@ -105,50 +105,32 @@ class TTTLinear(RecurrentMixer):
             "out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True),
         }
 
-    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
+    def memory_shapes(self) -> dict[str, tuple[int, ...]]:
         h, p = self.b0.shape
-        shapes = dict.fromkeys(("W", "dW"), (h, p + 1, p))
-        dtype = accumulation_dtype(self.memory.dtype)
-        memory: dict[str, State] = {"memory": Fixed.empty(batch_size, shapes, dtype=dtype, device=self.memory.device)}
-        return memory if self.conv is None else {**memory, "conv": self.conv.init_state(batch_size)}
+        return dict.fromkeys(("W", "dW"), (h, p + 1, p))
 
-    def mix(
-        self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
-    ) -> tuple[Tensor, State | None]:
+    def projected(self, x: Tensor) -> dict[str, Tensor]:
+        q = self.q_proj(x)
+        return {"q": q, "k": q if self.k_proj is None else self.k_proj(x)}
+
+    def recur(
+        self, x: Tensor, given: Mapping[str, Tensor], segments: Segments | None, memory: Fixed | None, **more: Any
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
         config, wide = self.config, accumulation_dtype(x.dtype)
-        q, k, windows = self._queries_and_keys(x, segments, state)
-        v: Tensor = self.v_proj(x).unflatten(-1, (config.n_heads, -1))
+        q, k, v = (z.unflatten(-1, (config.n_heads, -1)) for z in (given["q"], given["k"], self.v_proj(x)))
+        places = token_positions(x, segments, memory) % config.mini_batch
+        q, k = told(self.position, q, k, places, segments, memory)
         lr = torch.sigmoid(self.lr_proj(x).to(wide)) * (config.base_lr / self.head_dim)
-        leaf = None if state is None else state["memory"]
         before = None
-        if leaf is not None:
-            before = {"W": leaf["W"], "dW": leaf["dW"], "n": leaf.length % config.mini_batch}
+        if memory is not None:
+            before = {"W": memory["W"], "dW": memory["dW"], "n": memory.length % config.mini_batch}
         y, after = self.memory(
             q, k, v, lr, norm_weight=self.norm_weight, norm_bias=self.norm_bias, W0=self.W0, b0=self.b0,
             scale=self._rates(wide), eps=config.eps, initial_state=before, segments=segments, n_tokens=x.shape[1],
         )
         y = self.post_norm(y.flatten(-2))
         out = self.out_proj(y if self.gate_proj is None else y * F.gelu(self.gate_proj(x), approximate="tanh"))
-        if leaf is None:
-            return out, None
-        memory = {"memory": leaf.advance({"W": after["W"], "dW": after["dW"]}, segments, x.shape[1])}
-        return out, memory if windows is None else {**memory, "conv": windows}
-
-    def _queries_and_keys(
-        self, x: Tensor, segments: Segments | None, state: State | None
-    ) -> tuple[Tensor, Tensor, State | None]:
-        """Queries and keys (b t h p), and the windows of convolutions after them."""
-        q, windows = self.q_proj(x), None
-        if self.k_proj is not None:
-            k = self.k_proj(x)
-        else:
-            assert self.conv is not None
-            found, windows = self.conv({"q": q, "k": q}, segments, None if state is None else state["conv"])
-            q, k = found["q"], found["k"]
-        q, k = (z.unflatten(-1, (self.config.n_heads, -1)) for z in (q, k))
-        leaf = None if state is None else state["memory"]
-        places = token_positions(x, segments, leaf) % self.config.mini_batch
-        return *told(self.position, q, k, places, segments, leaf), windows
+        return out, {"W": after["W"], "dW": after["dW"]}
 
     def _rates(self, dtype: torch.dtype) -> Tensor:
         """(m) what the sum of gradients is multiplied by at each place of a mini-batch."""

@@ -14,16 +14,23 @@ from hybridtf.nn.diagonal_ssm import DiagonalInit, DiagonalSSM, Discretisation, 
 from hybridtf.nn.dplr_ssm import DPLRSSM
 from hybridtf.nn.feature_maps import FEATURE_MAPS, FeatureMap, quadratic, taylor
 from hybridtf.nn.forget_sums import forget_sums
-from hybridtf.nn.head_projections import GroupedHeadsConfig, HeadCountsConfig, HeadProjections, HeldHeads
+from hybridtf.nn.head_projections import (
+    GroupedHeadsConfig,
+    HeadCountsConfig,
+    HeadProjections,
+    HeldHeads,
+    ValueHeadsConfig,
+)
 from hybridtf.nn.heads_mixer import HeadsConfig, HeadsMixer
 from hybridtf.nn.hippo import diagonal_hippo, hippo_legs
 from hybridtf.nn.implicit_filter import ImplicitFilter
 from hybridtf.nn.indexed_mixer import IndexedConfig, IndexedMixer
 from hybridtf.nn.latent_mixer import LatentConfig, LatentMixer
 from hybridtf.nn.limits import PositiveRange, PowerOfTwo
-from hybridtf.nn.linear_heads import LinearHeads, Written, head_width, retention_log_decay
+from hybridtf.nn.linear_heads import LinearHeads, Written, head_count, head_width, retention_log_decay
 from hybridtf.nn.low_rank import Adapted, LoraLinear, LoraOptions, LowRank, merge_low_rank
 from hybridtf.nn.lower_bounds import LowerBounds, log_forget
+from hybridtf.nn.memory_mixer import MemoryMixer
 from hybridtf.nn.norms import (
     GatedRMSNorm,
     GroupNormConfig,
@@ -67,8 +74,9 @@ from hybridtf.nn.regularise import DropPath
 from hybridtf.nn.rg_lru import RGLRU, HeadLinear
 from hybridtf.nn.running_softmax import running_softmax
 from hybridtf.nn.scan import ComplexScan, Pair, Scan
-from hybridtf.nn.short_conv import HeadConv, ShortConv, ShortConvs, TokenShift
+from hybridtf.nn.short_conv import HeadConv, ShortConv, ShortConvs, TokenShift, short_convs
 from hybridtf.nn.softmax_mixer import Held, HeldAttention, Projected, SoftmaxMixer
+from hybridtf.nn.softplus_decay import SoftplusDecayConfig, softplus_log_decay, time_step
 from hybridtf.nn.sparse_mixer import SparseMixer, SparseMixerConfig
 from hybridtf.nn.streams import (
     Connected,
@@ -88,14 +96,15 @@ __all__ = [
     "HeadsConfig", "HeadsMixer", "Held", "HeldAttention", "HeldHeads", "HyperConnection", "ImplicitFilter", "IndexedConfig",
     "IndexedMixer", "LatentConfig", "LatentMixer", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig",
     "LinearHeads", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds",
-    "ManifoldConnection", "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "Pair", "PositiveRange", "PowerOfTwo",
-    "Projected", "RMSNorm", "RMSNormConfig", "RandomFeatures", "Rope", "RopeConfig", "RopeScaling", "Scan", "ShortConv",
-    "ShortConvs", "SigmoidStreams", "SinusoidalPosition", "SinusoidalPositionConfig", "SoftmaxMixer", "SparseMixer",
-    "SparseMixerConfig", "TokenShift", "Written", "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype", "activation",
-    "channel_pattern", "channel_ramp", "diagonal_hippo", "discretised", "empty_pooled", "ended", "entries_seen", "filled_with",
-    "forget_sums", "group_sum", "group_sums", "head_width", "hippo_legs", "l2_normalised", "layer_depth", "log_forget",
-    "merge_low_rank", "multiply", "n_real", "pooled_with", "quadratic", "retention_log_decay", "running_bound",
-    "running_softmax", "scaled_orthogonal", "taylor", "token_positions", "tokens_of", "told", "wide_dtype",
+    "ManifoldConnection", "MemoryMixer", "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "Pair", "PositiveRange",
+    "PowerOfTwo", "Projected", "RMSNorm", "RMSNormConfig", "RandomFeatures", "Rope", "RopeConfig", "RopeScaling", "Scan",
+    "ShortConv", "ShortConvs", "SigmoidStreams", "SinusoidalPosition", "SinusoidalPositionConfig", "SoftmaxMixer",
+    "SoftplusDecayConfig", "SparseMixer", "SparseMixerConfig", "TokenShift", "ValueHeadsConfig", "Written", "XPos",
+    "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "channel_pattern", "channel_ramp", "diagonal_hippo",
+    "discretised", "empty_pooled", "ended", "entries_seen", "filled_with", "forget_sums", "group_sum", "group_sums",
+    "head_count", "head_width", "hippo_legs", "l2_normalised", "layer_depth", "log_forget", "merge_low_rank", "multiply",
+    "n_real", "pooled_with", "quadratic", "retention_log_decay", "running_bound", "running_softmax", "scaled_orthogonal",
+    "short_convs", "softplus_log_decay", "taylor", "time_step", "token_positions", "tokens_of", "told", "wide_dtype",
 ]
 
 

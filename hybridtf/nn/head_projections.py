@@ -36,6 +36,26 @@ class GroupedHeadsConfig(SequenceMixerConfig):
         return self
 
 
+class ValueHeadsConfig(SequenceMixerConfig):
+    """How many heads there are where values have more than keys."""
+
+    n_heads: int = Field(gt=0)
+    """Heads of queries and keys."""
+    n_v_heads: int | None = Field(default=None, gt=0)
+    """Heads of values and of states, a multiple of ``n_heads``: each key head serves some in a row. None: ``n_heads``."""
+
+    @property
+    def value_heads(self) -> int:
+        """``n_v_heads``, given or not."""
+        return self.n_v_heads or self.n_heads
+
+    @model_validator(mode="after")
+    def _value_heads_divide(self) -> Self:
+        if self.value_heads % self.n_heads:
+            raise ValueError(f"n_v_heads = {self.n_v_heads} is not a multiple of n_heads = {self.n_heads}")
+        return self
+
+
 class HeadCountsConfig(GroupedHeadsConfig):
     """How many heads there are, and how wide."""
 

@@ -276,16 +276,17 @@ def test_stretches_without_gradients_change_nothing(config_cls, monkeypatch):
     x = torch.randn(3, 23, D, dtype=F64)
     ids = torch.tensor([[1] * 9 + [2] * 14, [0] * 12 + [1] * 11, [0] * 23])
     for segments in (None, Segments.from_ids(ids, continues=torch.tensor([True, False, True]))):
-        before = mixer(x[:, :7], state=mixer.init_state(3))[1]
-        want = mixer(x, segments=segments)[0], *mixer(x, segments=segments, state=before.clone())
+        before = mixer(x[:, :7], state=mixer.init_state(3))[1]["memory"]
+        want = mixer(x, segments=segments)[0], *mixer(x, segments=segments, state={"memory": before.clone()})
         with monkeypatch.context() as patch:
             patch.setattr("hybridtf.mixers.feature_attention.STRETCH", 5)
-            got = mixer(x, segments=segments)[0], *mixer(x, segments=segments, state=before.clone())
+            got = mixer(x, segments=segments)[0], *mixer(x, segments=segments, state={"memory": before.clone()})
         for a, b in zip(got[:2], want[:2], strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
-        assert got[2].length.tolist() == want[2].length.tolist()
-        for name, value in want[2].data.items():
-            torch.testing.assert_close(got[2][name], value, rtol=0, atol=1e-11)
+        held, wanted = got[2]["memory"], want[2]["memory"]
+        assert held.length.tolist() == wanted.length.tolist()
+        for name, value in wanted.data.items():
+            torch.testing.assert_close(held[name], value, rtol=0, atol=1e-11)
 
 
 def test_widths_that_do_not_fit_are_refused():
