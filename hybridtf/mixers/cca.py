@@ -62,6 +62,7 @@ class CCAConfig(HeadsConfig):
     """Taps of the convolution of each channel."""
     d_conv_head: int = Field(default=2, gt=0)
     """Taps of the convolution that mixes a head's channels."""
+    conv_kernel: str = "auto"
 
     @classmethod
     def tiny(cls) -> Self:
@@ -92,10 +93,10 @@ class CCA(HeldHeads):
             nn.Linear(ctx.d_model, kv // 2, bias=False, **ctx.factory) for _ in range(2)
         )
         both = ctx.child("conv", d_model=inner + kv)
-        self.conv = ShortConv(both, config.d_conv, bias=False, activation=None)
+        self.conv = ShortConv(both, config.d_conv, bias=False, activation=None, kernel=config.conv_kernel)
         self.conv_bias = nn.Parameter(torch.empty(inner + kv, **ctx.factory))
-        self.conv_head = HeadConv(both, h + g, config.d_conv_head)
-        self.shift = TokenShift(ctx.child("shift", d_model=kv // 2))
+        self.conv_head = HeadConv(both, h + g, config.d_conv_head, kernel=config.conv_kernel)
+        self.shift = TokenShift(ctx.child("shift", d_model=kv // 2), config.conv_kernel)
         self.temp = nn.Parameter(torch.empty(g, **ctx.factory))
         head = ctx.child("position", d_model=self.head_dim)
         self.place(config.position.build_at(head, "qk"), looks_back=True)  # as the convolutions and the shift do

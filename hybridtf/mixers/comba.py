@@ -33,6 +33,7 @@ from hybridtf.core import (
 from hybridtf.core.init import fan_in
 from hybridtf.nn import (
     GatedRMSNorm,
+    MemoryConfig,
     MemoryMixer,
     PositiveRange,
     ShortConvs,
@@ -42,7 +43,7 @@ from hybridtf.nn import (
 )
 
 
-class CombaConfig(SoftplusDecayConfig):
+class CombaConfig(SoftplusDecayConfig, MemoryConfig):
     """Comba: a delta rule whose feedback and output are corrected, with a transition that is a scalar plus low rank."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2506.02475"
@@ -62,10 +63,7 @@ class CombaConfig(SoftplusDecayConfig):
     """D starts here. The authors take 1 for 1.3 billion parameters and find 0.02 better for 340 million."""
     a_range: PositiveRange = (0.01, 16.0)
     """The decay rates exp(A_log) start evenly in this range. The published code begins at 0, whose logarithm is infinite."""
-    eps: float = Field(default=1e-5, gt=0)
     chunk_size: int = Field(default=32, gt=0)
-    kernel: str = "auto"
-    conv_kernel: str = "auto"
 
     @classmethod
     def tiny(cls) -> Self:

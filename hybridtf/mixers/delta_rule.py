@@ -31,12 +31,12 @@ from hybridtf.core import (
     Fixed,
     ParamSpec,
     Segments,
-    SequenceMixerConfig,
 )
 from hybridtf.core.init import fan_in
 from hybridtf.nn import (
     Bottleneck,
     GatedRMSNorm,
+    MemoryConfig,
     MemoryMixer,
     PositiveRange,
     ShortConvs,
@@ -50,7 +50,7 @@ from hybridtf.nn import (
 Decay = Literal["none", "head", "channel"]
 
 
-class DeltaRuleConfig(SequenceMixerConfig):
+class DeltaRuleConfig(MemoryConfig):
     """Options of the whole family."""
 
     n_heads: int = Field(gt=0)
@@ -63,11 +63,6 @@ class DeltaRuleConfig(SequenceMixerConfig):
     conv_bias: bool = False
     allow_neg_eigval: bool = False
     """b up to 2 instead of 1."""
-    eps: float = Field(default=1e-5, gt=0)
-    """Of the output norm."""
-    chunk_size: int = Field(default=64, gt=0)
-    kernel: str = "auto"
-    conv_kernel: str = "auto"
 
     key_share: ClassVar[float] = 1.0
     """The part of d_model that all key heads have together where ``head_dim`` is None."""

@@ -62,6 +62,8 @@ class ForgettingAttentionConfig(HeadsConfig):
     output_gate: bool = False
     kv_shift: bool = False
     """Keys and values take a share of the token before."""
+    conv_kernel: str = "auto"
+    """Of that token's shift."""
     eps: float = Field(default=1e-6, gt=0)
     """Of the norms."""
 
@@ -96,7 +98,9 @@ class ForgettingAttention(HeldHeads):
         self.out_norm = HeadRMSNorm(ctx.child("out_norm", d_model=inner), h, config.eps) if config.output_norm else None
         if config.kv_shift:
             self.k_shift_proj, self.v_shift_proj = (nn.Linear(ctx.d_model, g, bias=False, **ctx.factory) for _ in range(2))
-            self.k_shift, self.v_shift = (TokenShift(ctx.child(name, d_model=kv)) for name in ("k_shift", "v_shift"))
+            self.k_shift, self.v_shift = (
+                TokenShift(ctx.child(name, d_model=kv), config.conv_kernel) for name in ("k_shift", "v_shift")
+            )
         head = ctx.child("position", d_model=self.head_dim)
         self.place(config.position.build_at(head, "qk"), looks_back=True)  # as gates and shifts do
         self.attention = ctx.bind_kernel("attention", config.kernel, sizes=self.kernel_sizes(), features={"decay"})

@@ -30,6 +30,7 @@ from hybridtf.core.init import fan_in
 from hybridtf.nn import (
     Bottleneck,
     GatedRMSNorm,
+    MemoryConfig,
     MemoryMixer,
     ShortConvs,
     SoftplusDecayConfig,
@@ -39,7 +40,7 @@ from hybridtf.nn import (
 )
 
 
-class GDN2Config(ValueHeadsConfig, SoftplusDecayConfig):
+class GDN2Config(ValueHeadsConfig, SoftplusDecayConfig, MemoryConfig):
     """Gated DeltaNet-2: the delta rule with separate gates that erase keys and write values, channel by channel. With b = w =
     beta, one number a head, it is KDA."""
 
@@ -55,10 +56,7 @@ class GDN2Config(ValueHeadsConfig, SoftplusDecayConfig):
     conv_bias: bool = False
     allow_neg_eigval: bool = False
     """The erase gate goes to 2 instead of 1 (https://arxiv.org/abs/2411.12537)."""
-    eps: float = Field(default=1e-5, gt=0)
     chunk_size: int = Field(default=32, gt=0)
-    kernel: str = "auto"
-    conv_kernel: str = "auto"
 
     @classmethod
     def tiny(cls) -> Self:

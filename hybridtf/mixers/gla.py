@@ -27,10 +27,19 @@ from hybridtf.core import (
     Segments,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import Bottleneck, GatedRMSNorm, GroupedHeadsConfig, MemoryMixer, accumulation_dtype, head_width, short_convs
+from hybridtf.nn import (
+    Bottleneck,
+    GatedRMSNorm,
+    GroupedHeadsConfig,
+    MemoryConfig,
+    MemoryMixer,
+    accumulation_dtype,
+    head_width,
+    short_convs,
+)
 
 
-class GLAConfig(GroupedHeadsConfig):
+class GLAConfig(GroupedHeadsConfig, MemoryConfig):
     """Gated Linear Attention: each key channel of the state forgets at a rate that the token gives."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2312.06635"
@@ -48,10 +57,6 @@ class GLAConfig(GroupedHeadsConfig):
     output_gate: bool = True
     d_conv: int = Field(default=0, ge=0, examples=[4])
     """Taps of short convolutions (with silu) on queries, keys and values, a variant of the published code; 0: none."""
-    eps: float = Field(default=1e-5, gt=0)
-    chunk_size: int = Field(default=64, gt=0)
-    kernel: str = "auto"
-    conv_kernel: str = "auto"
 
     @classmethod
     def tiny(cls) -> Self:

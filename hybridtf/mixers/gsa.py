@@ -29,10 +29,10 @@ from hybridtf.core import (
     Segments,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GroupedHeadsConfig, MemoryMixer, RMSNorm, accumulation_dtype, head_width, short_convs
+from hybridtf.nn import GroupedHeadsConfig, MemoryConfig, MemoryMixer, RMSNorm, accumulation_dtype, head_width, short_convs
 
 
-class GSAConfig(GroupedHeadsConfig):
+class GSAConfig(GroupedHeadsConfig, MemoryConfig):
     """Gated Slot Attention: softmax attention to a fixed number of slots that forget."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2409.07146"
@@ -49,10 +49,6 @@ class GSAConfig(GroupedHeadsConfig):
     """The root that is taken of the gate: 8 lets a slot live for long."""
     d_conv: int = Field(default=0, ge=0, examples=[4])
     """Taps of short convolutions (with silu) on queries, keys and values, a variant of the published code; 0: none."""
-    eps: float = Field(default=1e-5, gt=0)
-    chunk_size: int = Field(default=64, gt=0)
-    kernel: str = "auto"
-    conv_kernel: str = "auto"
 
     @classmethod
     def tiny(cls) -> Self:

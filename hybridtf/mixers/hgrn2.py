@@ -30,14 +30,13 @@ from hybridtf.core import (
     Fixed,
     ParamSpec,
     Segments,
-    SequenceMixerConfig,
     State,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import LowerBounds, MemoryMixer, RMSNorm, head_count, log_forget, short_convs
+from hybridtf.nn import LowerBounds, MemoryConfig, MemoryMixer, RMSNorm, head_count, log_forget, short_convs
 
 
-class HGRN2Config(SequenceMixerConfig):
+class HGRN2Config(MemoryConfig):
     """HGRN2: matrix states whose forget gates have lower bounds that rise with depth; d_model / head_dim heads."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2404.07904"
@@ -49,10 +48,6 @@ class HGRN2Config(SequenceMixerConfig):
     """Forget gates have a lower bound that rises with depth. False: 0 everywhere."""
     d_conv: int = Field(default=0, ge=0, examples=[4])
     """Taps of short convolutions on queries, gates and inputs, without an activation; 0: none."""
-    eps: float = Field(default=1e-5, gt=0)
-    chunk_size: int = Field(default=64, gt=0)
-    kernel: str = "auto"
-    conv_kernel: str = "auto"
 
     @classmethod
     def tiny(cls) -> Self:

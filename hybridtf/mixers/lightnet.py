@@ -25,13 +25,12 @@ from hybridtf.core import (
     Fixed,
     ParamSpec,
     Segments,
-    SequenceMixerConfig,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GatedRMSNorm, MemoryMixer, accumulation_dtype, head_width, running_softmax, short_convs
+from hybridtf.nn import GatedRMSNorm, MemoryConfig, MemoryMixer, accumulation_dtype, head_width, running_softmax, short_convs
 
 
-class LightNetConfig(SequenceMixerConfig):
+class LightNetConfig(MemoryConfig):
     """Linear attention with keys normalised over time."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2405.21022"
@@ -45,10 +44,6 @@ class LightNetConfig(SequenceMixerConfig):
     d_conv: int = Field(default=0, ge=0, examples=[4])
     """Taps of short convolutions on queries, keys and values, a variant of the published code; 0: none."""
     conv_bias: bool = False
-    eps: float = Field(default=1e-5, gt=0)
-    chunk_size: int = Field(default=64, gt=0)
-    kernel: str = "auto"
-    conv_kernel: str = "auto"
 
     @classmethod
     def tiny(cls) -> Self:

@@ -28,14 +28,13 @@ from hybridtf.core import (
     Fixed,
     ParamSpec,
     Segments,
-    SequenceMixerConfig,
     init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GatedRMSNorm, MemoryMixer, ShortConvs, accumulation_dtype, head_width, l2_normalised
+from hybridtf.nn import GatedRMSNorm, MemoryConfig, MemoryMixer, ShortConvs, accumulation_dtype, head_width, l2_normalised
 
 
-class MesaConfig(SequenceMixerConfig):
+class MesaConfig(MemoryConfig):
     """Least squares over all tokens so far, as a mixer."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2506.05233"
@@ -51,10 +50,6 @@ class MesaConfig(SequenceMixerConfig):
     n_cg_steps: int = Field(default=30, gt=0)
     """Steps of the solver. As many as ``head_dim`` solve it but for rounding; fewer do where keys point in few directions."""
     output_gate: bool = False
-    eps: float = Field(default=1e-5, gt=0)
-    chunk_size: int = Field(default=64, gt=0)
-    kernel: str = "auto"
-    conv_kernel: str = "auto"
 
     @classmethod
     def tiny(cls) -> Self:

@@ -56,6 +56,7 @@ class PathAttentionConfig(HeadCountsConfig):
     """Channels between the two matrices of ``w_proj``; 0: one whole matrix."""
     d_conv: int = Field(default=3, ge=0)
     """Taps of a short convolution with silu on w; 0: none."""
+    conv_kernel: str = "auto"
 
     @classmethod
     def tiny(cls) -> Self:
@@ -82,7 +83,9 @@ class PathAttention(HeldHeads):
         self.q_norm, self.k_norm = (None if norm is None else norm.build(head) for _ in range(2))
         self.conv = None
         if config.d_conv:
-            self.conv = ShortConv(ctx.child("conv", d_model=kv), config.d_conv, bias=False, activation="silu")
+            self.conv = ShortConv(
+                ctx.child("conv", d_model=kv), config.d_conv, bias=False, activation="silu", kernel=config.conv_kernel
+            )
         self.place(None, looks_back=True)
         features = {"decay"} if config.forget_gate else set()
         self.attention = ctx.bind_kernel("path_attention", config.kernel, sizes=self.kernel_sizes(), features=features)

@@ -59,6 +59,7 @@ class RelativeAttentionConfig(HeadCountsConfig):
     log_alpha: float = Field(default=0.1, gt=0)
     d_conv: int = Field(default=4, gt=1)
     """Taps of the convolutions."""
+    conv_kernel: str = "auto"
     out_conv: bool = True
     """The output of ``out_proj`` is convolved too."""
     eps: float = Field(default=1e-6, gt=0)
@@ -101,7 +102,7 @@ class RelativeAttention(HeldHeads):
         self.attention = ctx.bind_kernel("attention", config.kernel, sizes=self.kernel_sizes(), features=features)
 
     def _conv(self, ctx: BuildContext) -> ShortConv:
-        return ShortConv(ctx, self.config.d_conv, bias=False, activation=None)
+        return ShortConv(ctx, self.config.d_conv, bias=False, activation=None, kernel=self.config.conv_kernel)
 
     def param_specs(self) -> dict[str, ParamSpec]:
         return {**super().param_specs(), "rel_bank": ParamSpec("matrix", init.normal(0.02))}

@@ -28,6 +28,7 @@ from hybridtf.nn import (
     GatedRMSNorm,
     LayerNorm,
     LinearHeads,
+    MemoryConfig,
     RMSNorm,
     RopeConfig,
     Written,
@@ -160,7 +161,7 @@ class LightningAttention(LinearHeads):
         return normed
 
 
-class SimpleGLAConfig(SequenceMixerConfig):
+class SimpleGLAConfig(MemoryConfig):
     """Simple GLA: linear attention with one decay a head that the token gives, and short convolutions. Gated RetNet is
     ``rotary`` with ``d_conv`` = 0."""
 
@@ -177,11 +178,6 @@ class SimpleGLAConfig(SequenceMixerConfig):
     conv_bias: bool = False
     rotary: bool = False
     """Turn queries and keys by position."""
-    eps: float = Field(default=1e-5, gt=0)
-    """Of the norm."""
-    chunk_size: int = Field(default=64, gt=0)
-    kernel: str = "auto"
-    conv_kernel: str = "auto"
 
     @classmethod
     def tiny(cls) -> Self:

@@ -40,6 +40,7 @@ class RWKV4Config(SequenceMixerConfig):
     """Channels of the recurrence. None: d_model."""
     chunk_size: int = Field(default=32, gt=0)
     kernel: str = "auto"
+    conv_kernel: str = "auto"
 
     @classmethod
     def tiny(cls) -> Self:
@@ -57,7 +58,7 @@ class RWKV4(RecurrentMixer):
         self.config = config
         self.depth = layer_depth(ctx)
         width, inner = ctx.d_model, config.d_inner or ctx.d_model
-        self.shift = TokenShift(ctx.child("shift"))
+        self.shift = TokenShift(ctx.child("shift"), config.conv_kernel)
         self.mix_r, self.mix_k, self.mix_v = (nn.Parameter(torch.empty(width, **ctx.factory)) for _ in range(3))
         self.r_proj = nn.Linear(width, inner, bias=False, **ctx.factory)
         self.k_proj = nn.Linear(width, inner, bias=False, **ctx.factory)

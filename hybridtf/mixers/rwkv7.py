@@ -68,6 +68,7 @@ class RWKV7Config(SequenceMixerConfig):
     others are later ones; ``first``, ``later``: by name; ``none``: own values alone."""
     chunk_size: int = Field(default=32, gt=0)
     kernel: str = "auto"
+    conv_kernel: str = "auto"
 
     @classmethod
     def tiny(cls) -> Self:
@@ -100,7 +101,7 @@ class RWKV7(RecurrentMixer):
             role = "later" if FIRST_VALUES in ctx.edges else "first"
         self.reads = (FIRST_VALUES,) if role == "later" else ()
         self.writes = (FIRST_VALUES,) if role == "first" else ()
-        self.shift = TokenShift(ctx.child("shift"))
+        self.shift = TokenShift(ctx.child("shift"), config.conv_kernel)
         for name in "rwkvag":
             self.register_parameter(f"mix_{name}", nn.Parameter(torch.empty(width, **factory)))
         self.k_k, self.k_a, self.r_k = (nn.Parameter(torch.empty(width, **factory)) for _ in range(3))

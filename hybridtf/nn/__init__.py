@@ -30,7 +30,7 @@ from hybridtf.nn.limits import PositiveRange, PowerOfTwo
 from hybridtf.nn.linear_heads import LinearHeads, Written, head_count, head_width, retention_log_decay
 from hybridtf.nn.low_rank import Adapted, LoraLinear, LoraOptions, LowRank, merge_low_rank
 from hybridtf.nn.lower_bounds import LowerBounds, log_forget
-from hybridtf.nn.memory_mixer import MemoryMixer
+from hybridtf.nn.memory_mixer import MemoryConfig, MemoryMixer
 from hybridtf.nn.norms import (
     GatedRMSNorm,
     GroupNormConfig,
@@ -96,15 +96,16 @@ __all__ = [
     "HeadsConfig", "HeadsMixer", "Held", "HeldAttention", "HeldHeads", "HyperConnection", "ImplicitFilter", "IndexedConfig",
     "IndexedMixer", "LatentConfig", "LatentMixer", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig",
     "LinearHeads", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds",
-    "ManifoldConnection", "MemoryMixer", "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "Pair", "PositiveRange",
-    "PowerOfTwo", "Projected", "RMSNorm", "RMSNormConfig", "RandomFeatures", "Rope", "RopeConfig", "RopeScaling", "Scan",
-    "ShortConv", "ShortConvs", "SigmoidStreams", "SinusoidalPosition", "SinusoidalPositionConfig", "SoftmaxMixer",
-    "SoftplusDecayConfig", "SparseMixer", "SparseMixerConfig", "TokenShift", "ValueHeadsConfig", "Written", "XPos",
-    "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "channel_pattern", "channel_ramp", "diagonal_hippo",
-    "discretised", "empty_pooled", "ended", "entries_seen", "filled_with", "forget_sums", "group_sum", "group_sums",
-    "head_count", "head_width", "hippo_legs", "l2_normalised", "layer_depth", "log_forget", "merge_low_rank", "multiply",
-    "n_real", "pooled_with", "quadratic", "retention_log_decay", "running_bound", "running_softmax", "scaled_orthogonal",
-    "short_convs", "softplus_log_decay", "taylor", "time_step", "token_positions", "tokens_of", "told", "wide_dtype",
+    "ManifoldConnection", "MemoryConfig", "MemoryMixer", "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "Pair",
+    "PositiveRange", "PowerOfTwo", "Projected", "RMSNorm", "RMSNormConfig", "RandomFeatures", "Rope", "RopeConfig",
+    "RopeScaling", "Scan", "ShortConv", "ShortConvs", "SigmoidStreams", "SinusoidalPosition", "SinusoidalPositionConfig",
+    "SoftmaxMixer", "SoftplusDecayConfig", "SparseMixer", "SparseMixerConfig", "TokenShift", "ValueHeadsConfig", "Written",
+    "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "channel_pattern", "channel_ramp",
+    "diagonal_hippo", "discretised", "empty_pooled", "ended", "entries_seen", "filled_with", "forget_sums", "group_sum",
+    "group_sums", "head_count", "head_width", "hippo_legs", "l2_normalised", "layer_depth", "log_forget", "merge_low_rank",
+    "multiply", "n_real", "pooled_with", "quadratic", "retention_log_decay", "running_bound", "running_softmax",
+    "scaled_orthogonal", "short_convs", "softplus_log_decay", "taylor", "time_step", "token_positions", "tokens_of", "told",
+    "wide_dtype",
 ]
 
 

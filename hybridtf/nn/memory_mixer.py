@@ -9,12 +9,23 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from pydantic import Field
 from torch import Tensor
 
-from hybridtf.core import Edges, Fixed, RecurrentMixer, Segments, State
+from hybridtf.core import Edges, Fixed, RecurrentMixer, Segments, SequenceMixerConfig, State
 from hybridtf.core.kernels import OpKernel
 from hybridtf.nn.norms import accumulation_dtype
 from hybridtf.nn.short_conv import ShortConvs
+
+
+class MemoryConfig(SequenceMixerConfig):
+    """What mixers with a memory are told of their output norm, their op and their convolutions."""
+
+    eps: float = Field(default=1e-5, gt=0)
+    """Of the output norm."""
+    chunk_size: int = Field(default=64, gt=0)
+    kernel: str = "auto"
+    conv_kernel: str = "auto"
 
 
 class MemoryMixer(RecurrentMixer):
