@@ -24,7 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "attention": {},
     "sliding_attention": {"window": WINDOW},
     "dilated": {"window": WINDOW},
-    "longformer": {"attention_window": 2 * WINDOW},
+    "longformer": {"window": WINDOW + 1},
     "bigbird": {},
     "chunked_attention": {"attention_chunk_size": 1024},
     "strided_sparse": {},

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hybridtf.blocks.options import BRANCHES, NormsBefore
 from hybridtf.blocks.wiring import BranchResult, Wiring
-from hybridtf.core import BlockOutput, BuildContext, Context, Edges, Segments, State
+from hybridtf.core import BuildContext
 from hybridtf.nn import DepthAttention, DepthOptions, group_sum, group_sums
 
 
@@ -57,12 +57,7 @@ class AttentionResidual(Wiring):
                 name = f"{BRANCHES[branch]}_depth"
                 self.add_module(name, DepthAttention(config.depth, ctx.child(name)))
 
-    def forward(
-        self, x: Tensor, edges: Edges, *, segments: Segments | None = None, state: State | None = None,
-        context: Context | None = None, keep: int = 0,
-    ) -> BlockOutput:
-        seen = BranchResult(edges)
-        call: dict[str, Any] = {"segments": segments, "state": state, "context": context, "keep": keep}
+    def wired(self, x: Tensor, seen: BranchResult, call: dict[str, Any]) -> Tensor:
         for i, branch in enumerate(self.parts()):
             before = [seen.edges[name] for name in group_sums(seen.edges)]
             depth: DepthAttention | None = getattr(self, f"{BRANCHES[branch]}_depth", None)
@@ -73,4 +68,4 @@ class AttentionResidual(Wiring):
                 x = y.to(x.dtype)
             else:
                 x = self.onto(branch, x, y)
-        return BlockOutput(x, seen.edges, seen.losses, None if state is None else seen.state)
+        return x

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hybridtf.blocks.options import NormsBefore, Share
 from hybridtf.blocks.wiring import BranchResult, Wiring
-from hybridtf.core import BlockOutput, BuildContext, Context, Edges, Segments, State
+from hybridtf.core import BuildContext
 
 
 class ParallelConfig(NormsBefore):
@@ -39,16 +39,10 @@ class ParallelConfig(NormsBefore):
 class Parallel(Wiring):
     """See :class:`ParallelConfig`."""
 
-    def forward(
-        self, x: Tensor, edges: Edges, *, segments: Segments | None = None, state: State | None = None,
-        context: Context | None = None, keep: int = 0,
-    ) -> BlockOutput:
-        seen = BranchResult(edges)
-        call: dict[str, Any] = {"segments": segments, "state": state, "context": context, "keep": keep}
+    def wired(self, x: Tensor, seen: BranchResult, call: dict[str, Any]) -> Tensor:
         mixer_input = self.norm("mixer", x)
         shared = not self.config.norm_sites("channel_mixer")
         channel_input = mixer_input if shared else self.norm("channel_mixer", x)
         mixed = self.scaled("mixer", self.branch("mixer", mixer_input, seen, **call))
         changed = self.scaled("channel_mixer", self.branch("channel_mixer", channel_input, seen, **call))
-        y = self.onto("mixer", x, mixed) + changed
-        return BlockOutput(y, seen.edges, seen.losses, None if state is None else seen.state)
+        return self.onto("mixer", x, mixed) + changed

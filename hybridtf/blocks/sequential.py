@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hybridtf.blocks.options import NormsAfter, NormsBefore
 from hybridtf.blocks.wiring import BranchResult, Wiring
-from hybridtf.core import BlockOutput, BuildContext, Context, Edges, Segments, State
+from hybridtf.core import BuildContext
 
 
 class PreNormConfig(NormsBefore):
@@ -70,25 +70,20 @@ class NormedStreamConfig(NormsBefore):
 class Sequential(Wiring):
     """The mixer's branch, then the channel mixer's; a subclass says how a branch is wired."""
 
-    def wired(self, branch: str, x: Tensor, seen: BranchResult, call: dict[str, Any]) -> Tensor:
+    def branched(self, branch: str, x: Tensor, seen: BranchResult, call: dict[str, Any]) -> Tensor:
         """The stream after the branch."""
         raise NotImplementedError
 
-    def forward(
-        self, x: Tensor, edges: Edges, *, segments: Segments | None = None, state: State | None = None,
-        context: Context | None = None, keep: int = 0,
-    ) -> BlockOutput:
-        seen = BranchResult(edges)
-        call: dict[str, Any] = {"segments": segments, "state": state, "context": context, "keep": keep}
+    def wired(self, x: Tensor, seen: BranchResult, call: dict[str, Any]) -> Tensor:
         for branch in self.parts():
-            x = self.wired(branch, x, seen, call)
-        return BlockOutput(x, seen.edges, seen.losses, None if state is None else seen.state)
+            x = self.branched(branch, x, seen, call)
+        return x
 
 
 class PreNorm(Sequential):
     """See :class:`PreNormConfig`."""
 
-    def wired(self, branch: str, x: Tensor, seen: BranchResult, call: dict[str, Any]) -> Tensor:
+    def branched(self, branch: str, x: Tensor, seen: BranchResult, call: dict[str, Any]) -> Tensor:
         y = self.branch(branch, self.norm(branch, x), seen, **call)
         return self.onto(branch, x, self.scaled(branch, self.post_norm(branch, y)))
 
@@ -102,7 +97,7 @@ class OutputNorm(PreNorm):
 class PostNorm(Sequential):
     """See :class:`PostNormConfig`."""
 
-    def wired(self, branch: str, x: Tensor, seen: BranchResult, call: dict[str, Any]) -> Tensor:
+    def branched(self, branch: str, x: Tensor, seen: BranchResult, call: dict[str, Any]) -> Tensor:
         y = self.branch(branch, x, seen, **call)
         return self.post_norm(branch, self.onto(branch, x, self.scaled(branch, y)))
 
@@ -110,6 +105,6 @@ class PostNorm(Sequential):
 class NormedStream(Sequential):
     """See :class:`NormedStreamConfig`."""
 
-    def wired(self, branch: str, x: Tensor, seen: BranchResult, call: dict[str, Any]) -> Tensor:
+    def branched(self, branch: str, x: Tensor, seen: BranchResult, call: dict[str, Any]) -> Tensor:
         x = self.norm(branch, x)
         return self.onto(branch, x, self.scaled(branch, self.branch(branch, x, seen, **call)))

@@ -112,7 +112,7 @@ class Streams(Sequential):
             name = f"{BRANCHES[branch]}_streams"
             self.add_module(name, config.connection(ctx.child(name), ctx.layer_idx * len(self.parts()) + i))
 
-    def wired(self, branch: str, x: Tensor, seen: BranchResult, call: dict[str, Any]) -> Tensor:
+    def branched(self, branch: str, x: Tensor, seen: BranchResult, call: dict[str, Any]) -> Tensor:
         found: Connected = getattr(self, f"{BRANCHES[branch]}_streams")(x)
         y = self.scaled(branch, self.branch(branch, self.norm(branch, found.read), seen, **call))
         return self.onto(branch, found.kept, found.added(y))

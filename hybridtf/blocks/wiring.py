@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from hybridtf.blocks.options import BRANCHES, WiringConfig
 from hybridtf.core import (
     Block,
+    BlockOutput,
     BuildContext,
     ChannelMixer,
     ComponentConfig,
@@ -103,6 +105,19 @@ class Wiring(Block):
 
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         return {name: part.init_state(batch_size, max_len) for name, part in self.parts().items()}
+
+    @abstractmethod
+    def wired(self, x: Tensor, seen: BranchResult, call: dict[str, Any]) -> Tensor:
+        """The stream after the block; ``call`` is what each branch is called with beside its input."""
+
+    def forward(
+        self, x: Tensor, edges: Edges, *, segments: Segments | None = None, state: State | None = None,
+        context: Context | None = None, keep: int = 0,
+    ) -> BlockOutput:
+        """See :class:`Block`."""
+        seen = BranchResult(edges)
+        x = self.wired(x, seen, {"segments": segments, "state": state, "context": context, "keep": keep})
+        return BlockOutput(x, seen.edges, seen.losses, None if state is None else seen.state)
 
     # -- what a wiring is made of ------------------------------------------------------------------------------------
 

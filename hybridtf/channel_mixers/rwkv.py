@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, ChannelMixer, ChannelMixerConfig, ParamSpec, Segments, State, with_history
 from hybridtf.core.init import fan_in
-from hybridtf.nn import TokenShift
-from hybridtf.nn.ramps import depth, ramp
+from hybridtf.nn import TokenShift, channel_ramp, layer_depth
 
 
 class RWKVChannelConfig(ChannelMixerConfig):
@@ -77,7 +76,7 @@ class RWKVChannel(ChannelMixer):
     def __init__(self, config: RWKVChannelConfig, ctx: BuildContext) -> None:
         super().__init__()
         self.config = config
-        self.falling = depth(ctx)[1]
+        self.falling = layer_depth(ctx)[1]
         width = ctx.d_model
         inner = config.d_ff or round(config.ratio * width)
         self.shift = TokenShift(ctx.child("shift"))
@@ -88,7 +87,7 @@ class RWKVChannel(ChannelMixer):
         self.r_proj = nn.Linear(width, width, bias=False, **ctx.factory) if config.gated else None
 
     def param_specs(self) -> dict[str, ParamSpec]:
-        share = ramp(self.mix_k.shape[0], self.falling**self.config.power, falling=not self.config.of_present)
+        share = channel_ramp(self.mix_k.shape[0], self.falling**self.config.power, falling=not self.config.of_present)
         specs = {"mix_k": share, "down_proj.weight": ParamSpec("matrix", fan_in(self.down_proj.weight), residual=True)}
         return specs if self.mix_r is None else {**specs, "mix_r": share}
 
@@ -98,8 +97,6 @@ class RWKVChannel(ChannelMixer):
     def forward(
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, keep: int = 0
     ) -> tuple[Tensor, State | None]:
-        if state is None or keep == 0:
-            return self._mix(x, segments, state)
         y, after = with_history(self._mix, x, segments, state, keep, self.init_state)
         return y, after
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridtf.cli.options import BatchSize, Device, Json, Limit, Records, Repeats, Set
+from hybridtf.cli.options import BatchSize, Device, Json, Limit, Records, Repeats, Set, takes
 from hybridtf.cli.output import interruptible, print_json, print_measures
 from hybridtf.cli.sources import (
     choose_device,
@@ -70,19 +70,31 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group)
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What ``speed`` and ``memory`` are told alike: which models, how they are called, and what becomes of the records."""
+
+    sources: Sources
+    against: Against = None
+    phase: Phases = None
+    length: Length = 1024
+    batch_size: BatchSize = 1
+    dtype: DtypeOption = Dtype.float32
+    set_: Set = None
+    device: Device = None
+    output: Records = None
+    json: Json = False
+
+    def subjects(self) -> list[Subject]:
+        """The models, the one to compare with first."""
+        return _subjects([*(self.against or ()), *self.sources], self.set_, self.device, self.dtype)
+
+
+@takes(Measured)
 def speed(
-    sources: Sources,
-    against: Against = None,
-    phase: Phases = None,
-    length: Length = 1024,
-    batch_size: BatchSize = 1,
+    asked: Measured,
     repeats: Repeats = 5,
     warmup: Annotated[int, typer.Option("--warmup", min=0, help="Runs before them that do not count.")] = 2,
-    dtype: DtypeOption = Dtype.float32,
-    set_: Set = None,
-    device: Device = None,
-    output: Records = None,
-    json: Json = False,
 ) -> None:
     """Measure tokens a second in training, prefill and decode. Several models take turns."""
     from hybridtf.bench import phases as known
@@ -90,34 +102,21 @@ def speed(
     from hybridtf.report.detail_tables import speed_table
 
     registries()
-    subjects = _subjects([*(against or ()), *sources], set_, device, dtype)
-    chosen = known.PHASES if phase is None else tuple(_phase(one) for one in phase)
+    subjects = asked.subjects()
+    chosen = known.PHASES if asked.phase is None else tuple(_phase(one) for one in asked.phase)
     with interruptible("nothing was written"):
         records = measure_speed(
-            subjects[0],
-            against=subjects[1:],
-            phases=chosen,
-            batch_size=batch_size,
-            length=length,
-            repeats=repeats,
-            warmup=warmup,
+            subjects[0], against=subjects[1:], phases=chosen, batch_size=asked.batch_size, length=asked.length,
+            repeats=repeats, warmup=warmup,
         )
-    _finish(records, speed_table, output, json)
+    _finish(records, speed_table, asked.output, asked.json)
 
 
+@takes(Measured)
 def memory(
-    sources: Sources,
-    against: Against = None,
-    phase: Phases = None,
-    length: Length = 1024,
-    batch_size: BatchSize = 1,
+    asked: Measured,
     limit: Limit = None,
     max_length: Annotated[int, typer.Option("--max-length", min=1, help="The search for it ends here.")] = 1 << 20,
-    dtype: DtypeOption = Dtype.float32,
-    set_: Set = None,
-    device: Device = None,
-    output: Records = None,
-    json: Json = False,
 ) -> None:
     """Count bytes by kind: weights, gradients, optimizer, activations, state, and the peak."""
     from hybridtf.bench.memory import measure_memory
@@ -125,21 +124,16 @@ def memory(
 
     registries()
     limit_bytes = None if limit is None else parse_size(limit, "--limit")
-    records = []
     with interruptible("nothing was written"):
-        for subject in _subjects([*(against or ()), *sources], set_, device, dtype):
-            for one in phase or (Phase.train,):
-                records.append(
-                    measure_memory(
-                        subject,
-                        phase=_phase(one),
-                        batch_size=batch_size,
-                        length=length,
-                        limit_bytes=limit_bytes,
-                        max_length=max_length,
-                    )
-                )
-    _finish(records, memory_table, output, json)
+        records = [
+            measure_memory(
+                subject, phase=_phase(one), batch_size=asked.batch_size, length=asked.length, limit_bytes=limit_bytes,
+                max_length=max_length,
+            )
+            for subject in asked.subjects()
+            for one in asked.phase or (Phase.train,)
+        ]
+    _finish(records, memory_table, asked.output, asked.json)
 
 
 def extrapolation(

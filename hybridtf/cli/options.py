@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,3 +29,22 @@ Limit = Annotated[
 Weights = Annotated[
     str, typer.Option("--weights", metavar="model|ema", help="The trained weights, or the average that the run kept of them.")
 ]
+
+
+def takes(options: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """For a command whose first parameter is of the dataclass ``options``: its fields are options of the command too."""
+    shared = inspect.signature(options, eval_str=True).parameters
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*shared.values(), *own)]
+
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            command(options(**{name: given.pop(name) for name in shared}), **given)
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        return run
+
+    return decorate

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from hybridtf.core.config import BuildContext
 from hybridtf.core.contracts import Context, Edges, Extras, Law, SequenceMixer
 from hybridtf.core.errors import ConfigError
 from hybridtf.core.segments import Segments
@@ -53,6 +54,14 @@ class Combinator(SequenceMixer):
         self.needs_context = any(part.needs_context for part in mixers)
         self.cannot: dict[Law, str] = {law: why for part in mixers for law, why in part.cannot.items()}
         self.losses_cannot: dict[Law, str] = {law: why for part in mixers for law, why in part.losses_cannot.items()}
+
+    def refuse_edges(self, name: str, ctx: BuildContext, *, context: bool) -> None:
+        """Raises :class:`ConfigError` where a part has edges, or needs a context and ``context`` is false: the combinator
+        ``name`` gives its parts another sequence than the stack's."""
+        if self.reads or self.writes or (self.needs_context and not context):
+            asked = [*self.reads, *self.writes] or "a context"
+            what = "edges" if context else "edges or a context"
+            raise ctx.error(f"{name!r} holds mixers of one sequence, and not one with {what}: {asked}")
 
     def unread(self, edges: frozenset[str]) -> None:
         parts = self.parts().values()

@@ -15,10 +15,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from jaxtyping import Float
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from hybridtf.core.config import BuildContext, ComponentConfig, ConfigTable
@@ -261,20 +261,23 @@ class NormConfig(ComponentConfig):
     def build(self, ctx: BuildContext) -> Norm: ...
 
 
+def _once(paths: tuple[str, ...]) -> tuple[str, ...]:
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ValueError(f"names {path!r} twice")
+    return paths
+
+
+ProjectionPaths: TypeAlias = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_once)]
+"""Paths of projections inside a component, at least one and each once."""
+
+
 class AdaptersConfig(ConfigTable):
     """Low-rank additions to projections of a shared block, one pair of matrices for each layer that visits it (Zamba2)."""
 
     rank: int = Field(gt=0)
-    on: tuple[str, ...] = Field(min_length=1)
+    on: ProjectionPaths
     """Paths of the projections inside the block: ``mixer.q_proj``, ``channel_mixer.up_proj``."""
-
-    @field_validator("on")
-    @classmethod
-    def _once(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
-        for path in paths:
-            if paths.count(path) > 1:
-                raise ValueError(f"names {path!r} twice")
-        return paths
 
 
 class BlockConfig(ComponentConfig):

@@ -12,7 +12,7 @@ from torch import Tensor
 from hybridtf.core.segments import Segments
 from hybridtf.core.states import Fixed, State, leaves, map_state
 
-Step = Callable[[Any, Segments | None, State], tuple[Any, ...]]
+Step = Callable[[Any, Segments | None, State | None], tuple[Any, ...]]
 
 
 class _Cut(NamedTuple):
@@ -23,13 +23,13 @@ class _Cut(NamedTuple):
 
 
 def with_history(
-    step: Step, x: Any, segments: Segments | None, state: State, keep: int, init_state: Callable[[int], State]
+    step: Step, x: Any, segments: Segments | None, state: State | None, keep: int, init_state: Callable[[int], State]
 ) -> tuple[Any, ...]:
     """Run ``step`` so that every :class:`Fixed` leaf of the result can be cropped by up to ``keep`` real tokens.
 
     ``x``: a tensor (b t ...), or a pytree of such (a mixer that reads edges). ``step(x, segments, state)`` returns the
     output, the state, and, where the mixer has them, ``Extras``, which are put together. ``init_state(batch_size)`` gives
-    the state at the start of a document.
+    the state at the start of a document. Without a state or a ``keep`` it is one call of ``step``.
 
     The tokens are moved to the right of their rows (so that the last columns are each row's last real tokens), the call is
     cut before each of the last ``keep`` columns, and the state at each cut is kept. By the cut law the output is that of
@@ -39,7 +39,7 @@ def with_history(
     first: Tensor = pytree.tree_leaves(x)[0]
     b, t = first.shape[:2]
     keep = min(keep, t)
-    if keep == 0:
+    if state is None or keep == 0:
         return step(x, segments, state)
     order = None
     if segments is not None:

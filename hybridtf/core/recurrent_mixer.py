@@ -34,12 +34,10 @@ class RecurrentMixer(SequenceMixer):
         keep: int = 0, edges: Edges | None = None,
     ) -> tuple[Any, ...]:
         """See :class:`SequenceMixer`."""
-        if state is None or keep == 0:
-            return self.mix(x, segments, state, **({"edges": edges} if self.reads else {}))
         if not self.reads:
             return with_history(self.mix, x, segments, state, keep, self.init_state)
 
-        def step(given: tuple[Tensor, Edges], part: Segments | None, before: State) -> tuple[Any, ...]:
+        def step(given: tuple[Tensor, Edges | None], part: Segments | None, before: State | None) -> tuple[Any, ...]:
             return self.mix(given[0], part, before, edges=given[1])
 
-        return with_history(step, (x, dict(edges or {})), segments, state, keep, self.init_state)
+        return with_history(step, (x, None if edges is None else dict(edges)), segments, state, keep, self.init_state)

@@ -48,14 +48,14 @@ class AttentionConfig(HeadsConfig):
     out_bias: bool = False
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """On the attention weights, in training."""
-    value_residual: Literal["auto", "first", "later"] | None = None
+    value_residual: Literal["none", "auto", "first", "later"] = "none"
     """Later layers mix the first layer's values into theirs, v = m_0 v_first + m_1 v, with two learned numbers that start at
     0.5 (https://arxiv.org/abs/2410.17897). ``auto``: the first such layer of the stack is the first, and the others are later
     ones; ``first``, ``later``: by name."""
 
     def edge_shapes(self, d_model: int) -> dict[str, tuple[int, ...]]:
         """Of the first layer's values, after (b, t)."""
-        return {VALUES: (self.n_kv_heads or self.n_heads, self.head_dim or d_model // self.n_heads)}
+        return {VALUES: (self.kv_heads, self.head_dim or d_model // self.n_heads)}
 
     @classmethod
     def tiny(cls) -> Self:

@@ -79,9 +79,7 @@ class Bidirectional(Combinator):
             other, place = config.backward_mixer or config.mixer, "mixer" if config.backward_mixer is None else "backward_mixer"
             parts["backward_mixer"] = other.build(ctx.child(place, causal=True))
         self.adopt(parts, ctx.where)
-        if self.reads or self.writes or self.needs_context:
-            asked = [*self.reads, *self.writes] or "a context"
-            raise ctx.error(f"'bidirectional' holds mixers of one sequence, and not one with edges or a context: {asked}")
+        self.refuse_edges("bidirectional", ctx, context=False)
         self.causal_only, self.takes = False, ()
         self.cannot = {**self.cannot, "cut": "what comes later changes what was said before"}
         self.cannot.pop("crop", None)

@@ -71,14 +71,14 @@ class BigBird(SparseMixer):
 
     def drawn(self, places: Places) -> Tensor:
         """(b t h n): the random blocks of each query and head."""
-        block = (places.position // self.size)[..., None].expand(-1, -1, self.heads)
+        block = (places.position // self.size)[..., None].expand(-1, -1, self.n_heads)
         end = block
         if not self.causal:  # all blocks but the last, and those of the window
             end = ((places.count[..., None] - 1) // self.size).expand_as(block)
         one = torch.ones_like(block)
         before = (one, torch.minimum(block - self.side, end))
         after = (torch.maximum(block + self.side + 1, one), end)
-        heads = torch.arange(self.heads, device=block.device).expand_as(block)
+        heads = torch.arange(self.n_heads, device=block.device).expand_as(block)
         return random_blocks(block, (before, after), self.n_random, self.seed, heads)
 
     def attend(self, q: Tensor, held: Held, segments: Segments | None) -> Tensor:

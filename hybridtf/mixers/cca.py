@@ -32,19 +32,16 @@ from hybridtf.core import (
     init,
     with_history,
 )
-from hybridtf.core.init import fan_in
 from hybridtf.nn import (
     HeadConv,
     HeadsConfig,
-    Held,
-    HeldAttention,
+    HeldHeads,
     RopeConfig,
     ShortConv,
     TokenShift,
     accumulation_dtype,
     told,
 )
-from hybridtf.ops.attention import AttentionMask
 
 
 class CCAConfig(HeadsConfig):
@@ -65,6 +62,7 @@ class CCAConfig(HeadsConfig):
     """Taps of the convolution of each channel."""
     d_conv_head: int = Field(default=2, gt=0)
     """Taps of the convolution that mixes a head's channels."""
+    conv_kernel: str = "auto"
 
     @classmethod
     def tiny(cls) -> Self:
@@ -82,42 +80,35 @@ class _Latents(NamedTuple):
     v: Tensor
 
 
-class CCA(HeldAttention):
+class CCA(HeldHeads):
     """See :class:`CCAConfig`. Its state is a dict: ``held`` keys and values, and what the convolutions and the shift carry."""
 
     def __init__(self, config: CCAConfig, ctx: BuildContext) -> None:
-        super().__init__()
-        self.config, self.causal, self.window, self.head_dim = config, ctx.causal, config.window, config.width_in(ctx)
-        h, g = config.n_heads, config.n_kv_heads or config.n_heads
-        self.n_heads, self.n_kv_heads = h, g
+        super().__init__(config, ctx, own_values=True)
+        self.config, self.window, h, g = config, config.window, self.n_heads, self.n_kv_heads
         inner, kv = h * self.head_dim, g * self.head_dim
         if kv % 2:
             raise ctx.error(f"half of the values' channels are delayed: n_kv_heads x head_dim = {kv} must be even")
-        self.q_proj, self.k_proj, self.v_proj_current, self.v_proj_delayed = (
-            nn.Linear(ctx.d_model, width, bias=False, **ctx.factory) for width in (inner, kv, kv // 2, kv // 2)
+        self.v_proj_current, self.v_proj_delayed = (
+            nn.Linear(ctx.d_model, kv // 2, bias=False, **ctx.factory) for _ in range(2)
         )
-        self.out_proj = nn.Linear(inner, ctx.d_model, bias=False, **ctx.factory)
         both = ctx.child("conv", d_model=inner + kv)
-        self.conv = ShortConv(both, config.d_conv, bias=False, activation=None)
+        self.conv = ShortConv(both, config.d_conv, bias=False, activation=None, kernel=config.conv_kernel)
         self.conv_bias = nn.Parameter(torch.empty(inner + kv, **ctx.factory))
-        self.conv_head = HeadConv(both, h + g, config.d_conv_head)
-        self.shift = TokenShift(ctx.child("shift", d_model=kv // 2))
+        self.conv_head = HeadConv(both, h + g, config.d_conv_head, kernel=config.conv_kernel)
+        self.shift = TokenShift(ctx.child("shift", d_model=kv // 2), config.conv_kernel)
         self.temp = nn.Parameter(torch.empty(g, **ctx.factory))
-        self.place(config.position.build_at(ctx.child("position", d_model=self.head_dim), "qk"))
-        self.causal_only, self.takes = True, ()  # the convolutions and the shift look back
-        sizes = {"n_heads": h, "n_kv_heads": g, "head_dim": self.head_dim, "v_dim": self.head_dim}
+        head = ctx.child("position", d_model=self.head_dim)
+        self.place(config.position.build_at(head, "qk"), looks_back=True)  # as the convolutions and the shift do
         features = {"window"} if config.window is not None else set()
-        self.attention = ctx.bind_kernel("attention", config.kernel, sizes=sizes, features=features)
+        self.attention = ctx.bind_kernel("attention", config.kernel, sizes=self.kernel_sizes(), features=features)
 
     def param_specs(self) -> dict[str, ParamSpec]:
         bound = self.config.d_conv**-0.5
         return {
-            "out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True),
+            **super().param_specs(),
             "conv_bias": ParamSpec("bias", init.uniform(-bound, bound)), "temp": ParamSpec("state", init.constant(1.0)),
         }
-
-    def held_shapes(self) -> dict[str, tuple[int, ...]]:
-        return dict.fromkeys(("k", "v"), (self.n_kv_heads, self.head_dim))
 
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         return {"held": super().init_state(batch_size, max_len), **self._carried(batch_size)}
@@ -135,10 +126,7 @@ class CCA(HeldAttention):
         leaf = None if state is None else state["held"]
         x, positions = self.enter(x, segments, state, leaf)
         carried = None if state is None else {name: part for name, part in state.items() if name != "held"}
-        if carried is None or keep == 0:
-            latents, carried = self._latents(x, segments, carried)
-        else:
-            latents, carried = with_history(self._latents, x, segments, carried, keep, self._carried)
+        latents, carried = with_history(self._latents, x, segments, carried, keep, self._carried)
         q, k = told(self.position, latents.q, latents.k, positions, segments, leaf)
         y, held = self.attend(q, {"k": k, "v": latents.v}, positions, segments, leaf, keep)
         return self.out_proj(y.flatten(-2)), None if carried is None else {"held": held, **carried}
@@ -152,9 +140,9 @@ class CCA(HeldAttention):
         mean_q, mean_k = self._means(q, k)
         both, conv = self.conv(torch.cat([q, k], dim=-1), segments, given["conv"])
         both, conv_head = self.conv_head(both, segments, given["conv_head"], offset=self.conv_bias)
-        q, k = both.unflatten(-1, (-1, self.head_dim)).split([self.n_heads, self.n_kv_heads], dim=2)
+        q, k = self.split(both).split([self.n_heads, self.n_kv_heads], dim=2)
         late, shift = self.shift(self.v_proj_delayed(x), segments, given["shift"])
-        v = torch.cat([self.v_proj_current(x), late], dim=-1).unflatten(-1, (-1, self.head_dim))
+        v = self.split(torch.cat([self.v_proj_current(x), late], dim=-1))
         temp = self.temp.to(accumulation_dtype(x.dtype))[:, None]
         latents = _Latents(self._scaled(q + mean_q), self._scaled(k + mean_k, temp), v)
         return latents, None if carried is None else {"conv": conv, "conv_head": conv_head, "shift": shift}
@@ -171,6 +159,3 @@ class CCA(HeldAttention):
         length: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).clamp_min(torch.finfo(wide.dtype).eps)
         wide = wide * (math.sqrt(self.head_dim) / length)
         return (wide if factor is None else wide * factor).to(x.dtype)
-
-    def read(self, q: Tensor, held: Held, mask: AttentionMask) -> Tensor:
-        return self.score(q, held["k"], held["v"], mask)

@@ -16,29 +16,34 @@ tests.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from hybridtf.core import (
     BuildContext,
-    Edges,
     Fixed,
     ParamSpec,
-    RecurrentMixer,
     Segments,
-    SequenceMixerConfig,
-    State,
     init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GatedRMSNorm, PositiveRange, ShortConvs, accumulation_dtype, l2_normalised
+from hybridtf.nn import (
+    GatedRMSNorm,
+    MemoryConfig,
+    MemoryMixer,
+    PositiveRange,
+    ShortConvs,
+    SoftplusDecayConfig,
+    l2_normalised,
+    softplus_log_decay,
+)
 
 
-class CombaConfig(SequenceMixerConfig):
+class CombaConfig(SoftplusDecayConfig, MemoryConfig):
     """Comba: a delta rule whose feedback and output are corrected, with a transition that is a scalar plus low rank."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2506.02475"
@@ -58,12 +63,7 @@ class CombaConfig(SequenceMixerConfig):
     """D starts here. The authors take 1 for 1.3 billion parameters and find 0.02 better for 340 million."""
     a_range: PositiveRange = (0.01, 16.0)
     """The decay rates exp(A_log) start evenly in this range. The published code begins at 0, whose logarithm is infinite."""
-    dt_range: PositiveRange = (0.001, 0.1)
-    """softplus(dt_bias) starts log-evenly in this range, at least 1e-4."""
-    eps: float = Field(default=1e-5, gt=0)
     chunk_size: int = Field(default=32, gt=0)
-    kernel: str = "auto"
-    conv_kernel: str = "auto"
 
     @classmethod
     def tiny(cls) -> Self:
@@ -73,8 +73,10 @@ class CombaConfig(SequenceMixerConfig):
         return Comba(self, ctx)
 
 
-class Comba(RecurrentMixer):
+class Comba(MemoryMixer):
     """See :class:`CombaConfig`. Its state: the windows of three convolutions, and the matrix S (b h k p) of each head."""
+
+    op = "dplr"
 
     def __init__(self, config: CombaConfig, ctx: BuildContext) -> None:
         super().__init__()
@@ -106,8 +108,7 @@ class Comba(RecurrentMixer):
 
     def param_specs(self) -> dict[str, ParamSpec]:
         specs = {
-            "A_log": ParamSpec("state", init.log_uniform(*self.config.a_range)),
-            "dt_bias": ParamSpec("state", init.softplus_inverse_log_uniform(*self.config.dt_range, 1e-4)),
+            **self.config.decay_specs(),
             "out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True),
         }
         if self.decay is not None:
@@ -116,35 +117,22 @@ class Comba(RecurrentMixer):
             specs["D"] = ParamSpec("state", init.constant(self.config.d_init))
         return specs
 
-    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
-        shapes = {"S": (self.config.n_heads, self.config.head_dim, self.v_dim)}
-        dtype = accumulation_dtype(self.dplr.dtype)
-        return {
-            "conv": self.conv.init_state(batch_size),
-            "memory": Fixed.empty(batch_size, shapes, dtype=dtype, device=self.dplr.device),
-        }
+    def memory_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"S": (self.config.n_heads, self.config.head_dim, self.v_dim)}
 
-    def mix(
-        self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
-    ) -> tuple[Tensor, State | None]:
-        given = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
-        mixed, windows = self.conv(given, segments, None if state is None else state["conv"])
-        q, k, v = (mixed[name].unflatten(-1, (self.config.n_heads, -1)) for name in ("q", "k", "v"))
+    def recur(
+        self, x: Tensor, given: Mapping[str, Tensor], segments: Segments | None, memory: Fixed | None, **more: Any
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        q, k, v = (given[name].unflatten(-1, (self.config.n_heads, -1)) for name in self.roles)
         q, k = l2_normalised(q), l2_normalised(k)
         if self.D is not None:
             q = q - self.D.to(q.dtype)[:, None] * k
         beta = torch.sigmoid(self.b_proj(x))[..., None]
         feedback = beta if self.decay is None else beta * torch.sigmoid(self.decay.to(beta.dtype))[:, None]
-        wide = accumulation_dtype(x.dtype)
-        dt = F.softplus(self.a_proj(x).to(wide) + self.dt_bias.to(wide))
-        log_a = (-self.A_log.to(wide).exp() * dt)[..., None]
-        memory = None if state is None else state["memory"]
+        log_a = softplus_log_decay(self.a_proj(x), self.A_log, self.dt_bias)[..., None]
         y, S = self.dplr(
             q * self.config.head_dim**-0.5, beta * k, v, log_a, -feedback * k, k,
             initial_state=None if memory is None else memory["S"], segments=segments, chunk_size=self.config.chunk_size,
             n_tokens=x.shape[1],
         )
-        out = self.out_proj(self.norm(y.flatten(-2), self.gate_proj(x)))
-        if memory is None:
-            return out, None
-        return out, {"conv": windows, "memory": memory.advance({"S": S}, segments, x.shape[1])}
+        return self.out_proj(self.norm(y.flatten(-2), self.gate_proj(x))), {"S": S}

@@ -14,20 +14,10 @@ from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from hybridtf.core import (
-    BuildContext,
-    Context,
-    Fixed,
-    ParamSpec,
-    Segments,
-    SequenceMixer,
-    State,
-    StateError,
-)
-from hybridtf.core.init import fan_in
-from hybridtf.nn import HeadCountsConfig
+from hybridtf.core import BuildContext, Context, Fixed, Segments, State, StateError
+from hybridtf.nn import HeadCountsConfig, HeadProjections
 from hybridtf.ops.attention import AttentionMask
 
 
@@ -53,7 +43,7 @@ class CrossAttentionConfig(HeadCountsConfig):
         return CrossAttention(self, ctx)
 
 
-class CrossAttention(SequenceMixer):
+class CrossAttention(HeadProjections):
     """See :class:`CrossAttentionConfig`.
 
     Its state is a ``Fixed``: keys and values of the context, the document of each of its tokens, and ``at``, the document that
@@ -64,20 +54,10 @@ class CrossAttention(SequenceMixer):
     needs_context = True
 
     def __init__(self, config: CrossAttentionConfig, ctx: BuildContext) -> None:
-        super().__init__()
-        self.config, self.head_dim = config, config.width_in(ctx)
-        self.n_kv_heads = config.n_kv_heads or config.n_heads
-        inner, kv = config.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
-        self.q_proj = nn.Linear(ctx.d_model, inner, bias=config.qkv_bias, **ctx.factory)
-        self.k_proj = nn.Linear(ctx.d_model, kv, bias=config.qkv_bias, **ctx.factory)
-        self.v_proj = nn.Linear(ctx.d_model, kv, bias=config.qkv_bias, **ctx.factory)
-        self.out_proj = nn.Linear(inner, ctx.d_model, bias=config.out_bias, **ctx.factory)
-        sizes = {"n_heads": config.n_heads, "n_kv_heads": self.n_kv_heads, "head_dim": self.head_dim, "v_dim": self.head_dim}
+        super().__init__(config, ctx, qkv_bias=config.qkv_bias, out_bias=config.out_bias)
+        self.config = config
         features = {"non_causal", "dropout"} if config.dropout else {"non_causal"}
-        self.attention = ctx.bind_kernel("attention", config.kernel, sizes=sizes, features=features)
-
-    def param_specs(self) -> dict[str, ParamSpec]:
-        return {"out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)}
+        self.attention = ctx.bind_kernel("attention", config.kernel, sizes=self.kernel_sizes(), features=features)
 
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         none = torch.zeros(batch_size, dtype=torch.int64, device=self.attention.device)
@@ -115,11 +95,11 @@ class CrossAttention(SequenceMixer):
         given, segments = context.x, context.segments
         if segments is not None:
             given = given.masked_fill(~segments.real[..., None], 0)
-        k, v = (proj(given).unflatten(-1, (self.n_kv_heads, self.head_dim)) for proj in (self.k_proj, self.v_proj))
+        k, v = (self.split(proj(given)) for proj in (self.k_proj, self.v_proj))
         return k, v
 
     def _look(self, x: Tensor, k: Tensor, v: Tensor, number: Tensor | None, document: Tensor | None) -> Tensor:
-        q = self.q_proj(x).unflatten(-1, (self.config.n_heads, self.head_dim))
+        q = self.split(self.q_proj(x))
         mask = AttentionMask(causal=False)
         if number is not None or document is not None:
             mask = AttentionMask(causal=False, q_ids=_ids(x, number), k_ids=_ids(k, document))

@@ -19,32 +19,38 @@ them is spelled out in the tests. The others are held to the layers of transform
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from hybridtf.core import (
     BuildContext,
-    Edges,
     Fixed,
     ParamSpec,
-    RecurrentMixer,
     Segments,
-    SequenceMixerConfig,
-    State,
-    init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GatedRMSNorm, PositiveRange, RMSNorm, ShortConvs, accumulation_dtype, l2_normalised
-from hybridtf.nn.bottleneck import Bottleneck
+from hybridtf.nn import (
+    Bottleneck,
+    GatedRMSNorm,
+    MemoryConfig,
+    MemoryMixer,
+    PositiveRange,
+    ShortConvs,
+    SoftplusDecayConfig,
+    ValueHeadsConfig,
+    accumulation_dtype,
+    l2_normalised,
+    softplus_log_decay,
+)
 
 Decay = Literal["none", "head", "channel"]
 
 
-class DeltaRuleConfig(SequenceMixerConfig):
+class DeltaRuleConfig(MemoryConfig):
     """Options of the whole family."""
 
     n_heads: int = Field(gt=0)
@@ -57,11 +63,6 @@ class DeltaRuleConfig(SequenceMixerConfig):
     conv_bias: bool = False
     allow_neg_eigval: bool = False
     """b up to 2 instead of 1."""
-    eps: float = Field(default=1e-5, gt=0)
-    """Of the output norm."""
-    chunk_size: int = Field(default=64, gt=0)
-    kernel: str = "auto"
-    conv_kernel: str = "auto"
 
     key_share: ClassVar[float] = 1.0
     """The part of d_model that all key heads have together where ``head_dim`` is None."""
@@ -91,26 +92,13 @@ class DeltaNetConfig(DeltaRuleConfig):
         return DeltaNet(self, ctx)
 
 
-class GatedDeltaRuleConfig(DeltaRuleConfig):
+class GatedDeltaRuleConfig(ValueHeadsConfig, SoftplusDecayConfig, DeltaRuleConfig):
     """Options of the members with a decay: more value heads than key heads, and where the decays start."""
 
-    n_v_heads: int | None = Field(default=None, gt=0)
-    """Heads of values, a multiple of ``n_heads``: each key head serves some in a row. None: ``n_heads``."""
     a_range: PositiveRange = (0.01, 16.0)
     """The decay rates exp(A_log) start evenly in this range. The papers begin at 0, whose logarithm is infinite."""
     dt_range: PositiveRange = (0.001, 0.1)
     """The steps softplus(dt_bias) start log-evenly in this range. Qwen3-Next: (1.3133, 1.3133), a bias of 1."""
-    dt_floor: float = Field(default=1e-4, gt=0)
-
-    @property
-    def value_heads(self) -> int:
-        return self.n_v_heads or self.n_heads
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.value_heads % self.n_heads:
-            raise ValueError(f"n_v_heads = {self.n_v_heads} is not a multiple of n_heads = {self.n_heads}")
-        return self
 
     @classmethod
     def tiny(cls) -> Self:
@@ -184,11 +172,13 @@ class KDAConfig(GatedDeltaRuleConfig):
         return KDA(self, ctx)
 
 
-class DeltaRuleMixer(RecurrentMixer):
+class DeltaRuleMixer(MemoryMixer):
     """What the family shares. Its state: the convolutions' windows and a memory S (b h k p) of each value head."""
 
+    op = "rule"
+
     def __init__(
-        self, config: DeltaRuleConfig, ctx: BuildContext, *, gate: Literal["none", "silu", "sigmoid"] = "none",
+        self, config: DeltaRuleConfig, ctx: BuildContext, *, gate: Literal["silu", "sigmoid"] | None = None,
         decay: Decay = "none", n_steps: int = 1,
     ) -> None:
         super().__init__()
@@ -205,15 +195,11 @@ class DeltaRuleMixer(RecurrentMixer):
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(ctx.d_model, x, bias=False, **ctx.factory) for x in widths.values())
         self.conv = ShortConvs(ctx.child("conv"), widths, config.d_conv, bias=config.conv_bias, kernel=config.conv_kernel)
         self.b_proj = nn.Linear(ctx.d_model, n_steps * self.value_heads, bias=False, **ctx.factory)
-        self.norm: RMSNorm | GatedRMSNorm
-        self.gate_proj = None if gate == "none" else self.output_gate(ctx)
-        if gate == "none":
-            self.norm = RMSNorm(ctx.child("norm", d_model=self.v_dim), config.eps)
-        else:
-            self.norm = GatedRMSNorm(
-                ctx.child("norm", d_model=self.d_inner), n_groups=self.value_heads, eps=config.eps, norm_first=True,
-                activation=gate, shared_weight=True,
-            )
+        self.gate_proj = None if gate is None else self.output_gate(ctx)
+        self.norm = GatedRMSNorm(
+            ctx.child("norm", d_model=self.d_inner), n_groups=self.value_heads, eps=config.eps, norm_first=True,
+            activation=gate or "silu", shared_weight=True,
+        )
         self.out_proj = nn.Linear(self.d_inner, ctx.d_model, bias=False, **ctx.factory)
         sizes = {
             "n_heads": self.value_heads, "n_key_heads": heads, "key_dim": self.head_dim, "head_dim": self.v_dim,
@@ -226,18 +212,11 @@ class DeltaRuleMixer(RecurrentMixer):
         specs = {"out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)}
         if self.decay != "none":
             assert isinstance(self.config, GatedDeltaRuleConfig)
-            steps = init.softplus_inverse_log_uniform(*self.config.dt_range, self.config.dt_floor)
-            specs["A_log"] = ParamSpec("state", init.log_uniform(*self.config.a_range))
-            specs["dt_bias"] = ParamSpec("state", steps)
+            specs |= self.config.decay_specs()
         return specs
 
-    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
-        shapes = {"S": (self.value_heads, self.head_dim, self.v_dim)}
-        dtype = accumulation_dtype(self.rule.dtype)
-        return {
-            "conv": self.conv.init_state(batch_size),
-            "memory": Fixed.empty(batch_size, shapes, dtype=dtype, device=self.rule.device),
-        }
+    def memory_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"S": (self.value_heads, self.head_dim, self.v_dim)}
 
     def log_decay(self, x: Tensor) -> Tensor | None:
         """x (b t d) to the logarithm of the decay, (b t h) or (b t h k); None: no decay."""
@@ -247,35 +226,29 @@ class DeltaRuleMixer(RecurrentMixer):
         """The projection from d_model to what gates the output."""
         return nn.Linear(ctx.d_model, self.d_inner, bias=False, **ctx.factory)
 
-    def mix(
-        self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
-    ) -> tuple[Tensor, State | None]:
-        given = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
-        out, conv = self.conv(given, segments, None if state is None else state["conv"])
+    def recur(
+        self, x: Tensor, given: Mapping[str, Tensor], segments: Segments | None, memory: Fixed | None, **more: Any
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
         wide = accumulation_dtype(x.dtype)
         # Not rounded after the norm: with b near 2 a key longer than 1 lets the memory grow.
-        q, k = (l2_normalised(out[name].to(wide).unflatten(-1, (-1, self.head_dim))) for name in ("q", "k"))
-        v: Tensor = out["v"].unflatten(-1, (-1, self.v_dim))
+        q, k = (l2_normalised(given[name].to(wide).unflatten(-1, (-1, self.head_dim))) for name in ("q", "k"))
+        v: Tensor = given["v"].unflatten(-1, (-1, self.v_dim))
         rates = self.b_proj(x).to(wide).sigmoid() * (2.0 if self.config.allow_neg_eigval else 1.0)
         if self.n_steps > 1:
             k, v, rates = (z.unflatten(2, (self.n_steps, -1)) for z in (k, v, rates))  # [b, t, n, ...]
         y, S = self.rule(
             q * self.head_dim**-0.5, k, v, rates, self.log_decay(x),
-            initial_state=None if state is None else state["memory"]["S"], segments=segments,
-            chunk_size=self.config.chunk_size, n_tokens=x.shape[1],
+            initial_state=None if memory is None else memory["S"], segments=segments, chunk_size=self.config.chunk_size,
+            n_tokens=x.shape[1],
         )
-        normed = self.norm(y).flatten(-2) if self.gate_proj is None else self.norm(y.flatten(-2), self.gate_proj(x))
-        mixed = self.out_proj(normed)
-        if state is None:
-            return mixed, None
-        return mixed, {"conv": conv, "memory": state["memory"].advance({"S": S}, segments, x.shape[1])}
+        return self.out_proj(self.norm(y.flatten(-2), None if self.gate_proj is None else self.gate_proj(x))), {"S": S}
 
 
 class DeltaNet(DeltaRuleMixer):
     """See :class:`DeltaNetConfig`."""
 
     def __init__(self, config: DeltaNetConfig, ctx: BuildContext) -> None:
-        super().__init__(config, ctx, gate="silu" if config.output_gate else "none")
+        super().__init__(config, ctx, gate="silu" if config.output_gate else None)
 
 
 class GatedDeltaNet(DeltaRuleMixer):
@@ -283,7 +256,7 @@ class GatedDeltaNet(DeltaRuleMixer):
 
     def __init__(self, config: GatedDeltaNetConfig | GatedDeltaProductConfig, ctx: BuildContext, **more: Any) -> None:
         activation = config.gate_activation if isinstance(config, GatedDeltaNetConfig) else "silu"
-        super().__init__(config, ctx, gate=activation if config.output_gate else "none", **{"decay": "head", **more})
+        super().__init__(config, ctx, gate=activation if config.output_gate else None, **{"decay": "head", **more})
         if self.decay == "head":
             self.a_proj = nn.Linear(ctx.d_model, self.value_heads, bias=False, **ctx.factory)
             self.A_log = nn.Parameter(torch.empty(self.value_heads, **ctx.factory))
@@ -292,8 +265,7 @@ class GatedDeltaNet(DeltaRuleMixer):
     def log_decay(self, x: Tensor) -> Tensor | None:
         if self.decay == "none":
             return None
-        wide = accumulation_dtype(x.dtype)
-        return -self.A_log.to(wide).exp() * F.softplus(self.a_proj(x).to(wide) + self.dt_bias.to(wide))
+        return softplus_log_decay(self.a_proj(x), self.A_log, self.dt_bias)
 
 
 class GatedDeltaProduct(GatedDeltaNet):
@@ -323,9 +295,9 @@ class KDA(DeltaRuleMixer):
         return Bottleneck(ctx, self.v_dim, width, bias=bias)
 
     def log_decay(self, x: Tensor) -> Tensor | None:
+        found, bias = (z.unflatten(-1, (-1, self.head_dim)) for z in (self.decay_proj(x), self.dt_bias))
+        if self.options.decay_floor is None:
+            return softplus_log_decay(found, self.A_log[:, None], bias)
         wide = accumulation_dtype(x.dtype)
-        found = (self.decay_proj(x).to(wide) + self.dt_bias.to(wide)).unflatten(-1, (-1, self.head_dim))
         rate = self.A_log.to(wide).exp()[:, None]
-        if self.options.decay_floor is not None:
-            return self.options.decay_floor * torch.sigmoid(rate * found)
-        return -rate * F.softplus(found)
+        return self.options.decay_floor * torch.sigmoid(rate * (found.to(wide) + bias.to(wide)))

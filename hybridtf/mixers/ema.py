@@ -35,8 +35,7 @@ class EMAConfig(SequenceMixerConfig):
     type: Literal["ema"] = "ema"
     d_state: int = Field(default=16, gt=0)
     """Averages for each channel (h in the paper)."""
-    bias: bool = True
-    """Of the gate's projection."""
+    gate_bias: bool = True
     chunk_size: PowerOfTwo = 64
     kernel: str = "auto"
 
@@ -58,7 +57,7 @@ class EMA(RecurrentMixer):
             nn.Parameter(torch.empty(self.shape, **ctx.factory)) for _ in range(4)
         )
         self.omega = nn.Parameter(torch.empty(ctx.d_model, **ctx.factory))
-        self.gate_proj = nn.Linear(ctx.d_model, ctx.d_model, bias=config.bias, **ctx.factory)
+        self.gate_proj = nn.Linear(ctx.d_model, ctx.d_model, bias=config.gate_bias, **ctx.factory)
         self.out_proj = nn.Linear(ctx.d_model, ctx.d_model, bias=False, **ctx.factory)
         sizes = {"channels": ctx.d_model, "d_state": config.d_state}
         self.state_space = ctx.bind_kernel("state_space", config.kernel, sizes=sizes)

@@ -5,8 +5,8 @@
 - ``linear_transformer`` (https://arxiv.org/abs/2006.16236): phi(x) = elu(x) + 1.
 - ``performer`` (https://arxiv.org/abs/2009.14794): random features, phi(q).phi(k) near exp(q.k / sqrt(head_dim)).
 - ``cosformer`` (https://arxiv.org/abs/2202.08791): relu(q_i).relu(k_j) cos(pi (i - j) / 2 M).
-- ``based`` (https://arxiv.org/abs/2402.18668): 1 + s + s^2 / 2 with s = q.k / sqrt(feature_dim).
-- ``rebased`` (https://arxiv.org/abs/2402.10644): (phi(q).phi(k))^2 / feature_dim with phi = gamma norm(x) + beta.
+- ``based`` (https://arxiv.org/abs/2402.18668): 1 + s + s^2 / 2 with s = q.k / sqrt(head_dim).
+- ``rebased`` (https://arxiv.org/abs/2402.10644): (phi(q).phi(k))^2 / head_dim with phi = gamma norm(x) + beta.
 
 Axes: b batch, t time, d d_model, h heads, k head_dim, n features, p v_dim.
 
@@ -27,6 +27,7 @@ from torch import Tensor
 from hybridtf.core import BuildContext, Edges, Fixed, LengthError, Segments, SequenceMixerConfig, State
 from hybridtf.nn import (
     FEATURE_MAPS,
+    NO_BOUND,
     LayerNorm,
     LinearHeads,
     RandomFeatures,
@@ -38,7 +39,6 @@ from hybridtf.nn import (
     taylor,
     token_positions,
 )
-from hybridtf.nn.random_features import NOTHING
 from hybridtf.ops.ssd import normalised
 
 
@@ -167,12 +167,12 @@ class Performer(FeatureAttention):
         """Other directions; states from before are of no use afterwards."""
         self.random.redraw(seed)
 
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {**super().state_shapes(), "bound": (self.n_heads,)}
+    def memory_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {**super().memory_shapes(), "bound": (self.n_heads,)}
 
     def written(self, q: Tensor, k: Tensor, x: Tensor, segments: Segments | None, state: Fixed | None) -> Written:
         q, k = (self.random.exponents(z * self.k_dim**-0.25) for z in (q, k))
-        before = k.new_full((k.shape[0], self.n_heads), NOTHING)
+        before = k.new_full((k.shape[0], self.n_heads), NO_BOUND)
         if state is not None:
             held = state.length > 0
             if segments is not None:
@@ -182,12 +182,12 @@ class Performer(FeatureAttention):
         bound = running_bound(k, segments, before)
         # What follows is 0 at the start of a document: there is nothing to shrink.
         earlier = torch.cat([before[:, None], bound[:, :-1]], dim=1)
-        log_a = torch.where(earlier == NOTHING, 0.0, (earlier - bound).clamp(max=0))
+        log_a = torch.where(earlier == NO_BOUND, 0.0, (earlier - bound).clamp(max=0))
         # At pads a key may lie above the bound.
         k = (k - bound[..., None]).clamp(max=0).exp()
         q = (q - q.detach().amax(-1, keepdim=True)).exp()
         last = torch.cat([before[:, None], bound], dim=1)[:, -1]
-        return Written(q, k, log_a, {"bound": torch.where(last == NOTHING, 0.0, last)})
+        return Written(q, k, log_a, {"bound": torch.where(last == NO_BOUND, 0.0, last)})
 
 
 class CosformerConfig(FeatureAttentionConfig):
@@ -253,14 +253,14 @@ class BasedConfig(FeatureAttentionConfig):
     type: Literal["based"] = "based"
     source: ClassVar[str] = "https://arxiv.org/abs/2402.18668"
     n_heads: int = Field(default=12, gt=0)
-    feature_dim: int = Field(default=16, gt=0)
+    head_dim: int = Field(default=16, gt=0)
     """Width of a head's queries and keys, which make 1 + n + n (n + 1) / 2 features."""
     eps: float = Field(default=1e-12, ge=0)
     """Added to the normaliser."""
 
     @classmethod
     def tiny(cls) -> Self:
-        return cls(n_heads=2, feature_dim=3, chunk_size=4)
+        return cls(n_heads=2, head_dim=3, chunk_size=4)
 
     def build(self, ctx: BuildContext) -> Based:
         return Based(self, ctx)
@@ -270,7 +270,7 @@ class Based(FeatureAttention):
     """See :class:`BasedConfig`."""
 
     def __init__(self, config: BasedConfig, ctx: BuildContext) -> None:
-        n = config.feature_dim
+        n = config.head_dim
         super().__init__(
             config, ctx, k_dim=n, v_dim=head_width(ctx, config.n_heads), n_features=1 + n + n * (n + 1) // 2, eps=config.eps
         )
@@ -286,7 +286,7 @@ class RebasedConfig(FeatureAttentionConfig):
     type: Literal["rebased"] = "rebased"
     source: ClassVar[str] = "https://arxiv.org/abs/2402.10644"
     n_heads: int = Field(default=16, gt=0)
-    feature_dim: int = Field(default=16, gt=0)
+    head_dim: int = Field(default=16, gt=0)
     """Width of a head's queries and keys, which make n (n + 1) / 2 features."""
     use_gamma: bool = True
     use_beta: bool = True
@@ -295,7 +295,7 @@ class RebasedConfig(FeatureAttentionConfig):
 
     @classmethod
     def tiny(cls) -> Self:
-        return cls(n_heads=2, feature_dim=3, chunk_size=4)
+        return cls(n_heads=2, head_dim=3, chunk_size=4)
 
     def build(self, ctx: BuildContext) -> Rebased:
         return Rebased(self, ctx)
@@ -305,7 +305,7 @@ class Rebased(FeatureAttention):
     """See :class:`RebasedConfig`. ``feature_norm`` is one for queries and keys of all heads."""
 
     def __init__(self, config: RebasedConfig, ctx: BuildContext) -> None:
-        n = config.feature_dim
+        n = config.head_dim
         super().__init__(
             config, ctx, k_dim=n, v_dim=head_width(ctx, config.n_heads), n_features=n * (n + 1) // 2, eps=config.eps
         )

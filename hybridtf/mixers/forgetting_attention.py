@@ -26,27 +26,23 @@ from hybridtf.core import (
     Component,
     Context,
     Growing,
-    ParamSpec,
     PositionConfig,
     Preset,
     Segments,
     State,
     with_history,
 )
-from hybridtf.core.init import fan_in
 from hybridtf.nn import (
     HeadRMSNorm,
     HeadsConfig,
-    Held,
-    HeldAttention,
+    HeldHeads,
     NoPositionConfig,
     TokenShift,
     accumulation_dtype,
     forget_sums,
     told,
+    wide_dtype,
 )
-from hybridtf.nn.positions.angles import wide_dtype
-from hybridtf.ops.attention import AttentionMask
 
 
 class ForgettingAttentionConfig(HeadsConfig):
@@ -66,6 +62,8 @@ class ForgettingAttentionConfig(HeadsConfig):
     output_gate: bool = False
     kv_shift: bool = False
     """Keys and values take a share of the token before."""
+    conv_kernel: str = "auto"
+    """Of that token's shift."""
     eps: float = Field(default=1e-6, gt=0)
     """Of the norms."""
 
@@ -85,38 +83,30 @@ class _Projected(NamedTuple):
     v: Tensor
 
 
-class ForgettingAttention(HeldAttention):
+class ForgettingAttention(HeldHeads):
     """See :class:`ForgettingAttentionConfig`. Its state is a dict: ``held`` keys, values and sums of log gates, and the shifts'
     last tokens."""
 
     def __init__(self, config: ForgettingAttentionConfig, ctx: BuildContext) -> None:
-        super().__init__()
-        self.config, self.causal, self.head_dim = config, ctx.causal, config.width_in(ctx)
-        h, g = config.n_heads, config.n_kv_heads or config.n_heads
-        self.n_heads, self.n_kv_heads = h, g
+        super().__init__(config, ctx)
+        self.config, h, g = config, self.n_heads, self.n_kv_heads
         inner, kv = h * self.head_dim, g * self.head_dim
-        self.q_proj, self.k_proj, self.v_proj = (
-            nn.Linear(ctx.d_model, width, bias=False, **ctx.factory) for width in (inner, kv, kv)
-        )
         self.f_proj = nn.Linear(ctx.d_model, h, bias=True, **ctx.factory)
         self.gate_proj = nn.Linear(ctx.d_model, inner, bias=False, **ctx.factory) if config.output_gate else None
-        self.out_proj = nn.Linear(inner, ctx.d_model, bias=False, **ctx.factory)
         self.q_norm = HeadRMSNorm(ctx.child("q_norm", d_model=inner), h, config.eps) if config.qk_norm else None
         self.k_norm = HeadRMSNorm(ctx.child("k_norm", d_model=kv), g, config.eps) if config.qk_norm else None
         self.out_norm = HeadRMSNorm(ctx.child("out_norm", d_model=inner), h, config.eps) if config.output_norm else None
         if config.kv_shift:
             self.k_shift_proj, self.v_shift_proj = (nn.Linear(ctx.d_model, g, bias=False, **ctx.factory) for _ in range(2))
-            self.k_shift, self.v_shift = (TokenShift(ctx.child(name, d_model=kv)) for name in ("k_shift", "v_shift"))
-        self.place(config.position.build_at(ctx.child("position", d_model=self.head_dim), "qk"))
-        self.causal_only, self.takes = True, ()  # gates and shifts look back
-        sizes = {"n_heads": h, "n_kv_heads": g, "head_dim": self.head_dim, "v_dim": self.head_dim}
-        self.attention = ctx.bind_kernel("attention", config.kernel, sizes=sizes, features={"decay"})
-
-    def param_specs(self) -> dict[str, ParamSpec]:
-        return {"out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)}
+            self.k_shift, self.v_shift = (
+                TokenShift(ctx.child(name, d_model=kv), config.conv_kernel) for name in ("k_shift", "v_shift")
+            )
+        head = ctx.child("position", d_model=self.head_dim)
+        self.place(config.position.build_at(head, "qk"), looks_back=True)  # as gates and shifts do
+        self.attention = ctx.bind_kernel("attention", config.kernel, sizes=self.kernel_sizes(), features={"decay"})
 
     def held_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {**dict.fromkeys(("k", "v"), (self.n_kv_heads, self.head_dim)), "decay": (self.n_heads,)}
+        return {**super().held_shapes(), "decay": (self.n_heads,)}
 
     def held_dtypes(self) -> dict[str, torch.dtype]:
         return {"decay": wide_dtype(self.attention.device)}
@@ -136,10 +126,7 @@ class ForgettingAttention(HeldAttention):
         leaf: Growing | None = None if state is None else state["held"]
         x, positions = self.enter(x, segments, state, leaf)
         carried = None if state is None else {name: part for name, part in state.items() if name != "held"}
-        if carried and keep:
-            (q, k, v), carried = with_history(self._project, x, segments, carried, keep, self._carried)
-        else:
-            (q, k, v), carried = self._project(x, segments, carried)
+        (q, k, v), carried = with_history(self._project, x, segments, carried, keep, self._carried)
         q, k = told(self.position, q, k, positions, segments, leaf)
         decay = forget_sums(self.f_proj(x), segments, leaf)
         new = {"k": k, "v": v, "decay": decay}
@@ -157,13 +144,7 @@ class ForgettingAttention(HeldAttention):
             late_v, v_shift = self.v_shift(v, segments, given["v_shift"])
             k, v = _mixed(k, late_k, self.k_shift_proj(x)), _mixed(v, late_v, self.v_shift_proj(x))
             carried = None if carried is None else {"k_shift": k_shift, "v_shift": v_shift}
-        q, k, v = (z.unflatten(-1, (-1, self.head_dim)) for z in (q, k, v))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        return _Projected(q, k, v), carried
-
-    def read(self, q: Tensor, held: Held, mask: AttentionMask) -> Tensor:
-        return self.score(q, held["k"], held["v"], mask)
+        return _Projected(self.split(q, self.q_norm), self.split(k, self.k_norm), self.split(v)), carried
 
     def _leave(self, y: Tensor, x: Tensor) -> Tensor:
         """The heads' output (b t h k) to the mixer's (b t d)."""

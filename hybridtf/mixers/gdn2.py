@@ -13,30 +13,34 @@ the tests.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
 
 import torch
-import torch.nn.functional as F
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from hybridtf.core import (
     BuildContext,
-    Edges,
     Fixed,
     ParamSpec,
-    RecurrentMixer,
     Segments,
-    SequenceMixerConfig,
-    State,
-    init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GatedRMSNorm, PositiveRange, ShortConvs, accumulation_dtype, l2_normalised
-from hybridtf.nn.bottleneck import Bottleneck
+from hybridtf.nn import (
+    Bottleneck,
+    GatedRMSNorm,
+    MemoryConfig,
+    MemoryMixer,
+    ShortConvs,
+    SoftplusDecayConfig,
+    ValueHeadsConfig,
+    l2_normalised,
+    softplus_log_decay,
+)
 
 
-class GDN2Config(SequenceMixerConfig):
+class GDN2Config(ValueHeadsConfig, SoftplusDecayConfig, MemoryConfig):
     """Gated DeltaNet-2: the delta rule with separate gates that erase keys and write values, channel by channel. With b = w =
     beta, one number a head, it is KDA."""
 
@@ -45,8 +49,6 @@ class GDN2Config(SequenceMixerConfig):
     type: Literal["gdn2"] = "gdn2"
     n_heads: int = Field(default=16, gt=0)
     """Heads of queries and keys, and of what acts on keys: decay and erase gate."""
-    n_v_heads: int | None = Field(default=None, gt=0)
-    """Heads of values and states, a multiple of ``n_heads``, each group with one key head. None: ``n_heads``."""
     head_dim: int = Field(default=128, gt=0)
     v_dim: int | None = Field(default=None, gt=0)
     """Width of a value head. None: ``head_dim``."""
@@ -54,20 +56,7 @@ class GDN2Config(SequenceMixerConfig):
     conv_bias: bool = False
     allow_neg_eigval: bool = False
     """The erase gate goes to 2 instead of 1 (https://arxiv.org/abs/2411.12537)."""
-    a_range: PositiveRange = (1.0, 16.0)
-    """The decay rates exp(A_log) start evenly in this range."""
-    dt_range: PositiveRange = (0.001, 0.1)
-    """softplus(dt_bias) starts log-evenly in this range, at least 1e-4."""
-    eps: float = Field(default=1e-5, gt=0)
     chunk_size: int = Field(default=32, gt=0)
-    kernel: str = "auto"
-    conv_kernel: str = "auto"
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if (self.n_v_heads or self.n_heads) % self.n_heads:
-            raise ValueError(f"n_v_heads = {self.n_v_heads} is not a multiple of n_heads = {self.n_heads}")
-        return self
 
     @classmethod
     def tiny(cls) -> Self:
@@ -77,15 +66,16 @@ class GDN2Config(SequenceMixerConfig):
         return GDN2(self, ctx)
 
 
-class GDN2(RecurrentMixer):
+class GDN2(MemoryMixer):
     """See :class:`GDN2Config`. Its state: the windows of three convolutions, and the matrix S (b h k p) of each head."""
+
+    op = "dplr"
 
     def __init__(self, config: GDN2Config, ctx: BuildContext) -> None:
         super().__init__()
         self.config = config
-        self.v_heads = config.n_v_heads or config.n_heads
         self.v_dim = config.v_dim or config.head_dim
-        keys, values = config.n_heads * config.head_dim, self.v_heads * self.v_dim
+        keys, values = config.n_heads * config.head_dim, config.value_heads * self.v_dim
         width, factory = ctx.d_model, ctx.factory
         self.q_proj = nn.Linear(width, keys, bias=False, **factory)
         self.k_proj = nn.Linear(width, keys, bias=False, **factory)
@@ -101,51 +91,38 @@ class GDN2(RecurrentMixer):
         self.A_log = nn.Parameter(torch.empty(config.n_heads, **factory))
         self.dt_bias = nn.Parameter(torch.empty(keys, **factory))
         self.norm = GatedRMSNorm(
-            ctx.child("norm", d_model=values), n_groups=self.v_heads, eps=config.eps, norm_first=True, activation="sigmoid",
-            shared_weight=True,
+            ctx.child("norm", d_model=values), n_groups=config.value_heads, eps=config.eps, norm_first=True,
+            activation="sigmoid", shared_weight=True,
         )
         self.out_proj = nn.Linear(values, width, bias=False, **factory)
-        sizes = {"n_heads": self.v_heads, "head_dim": self.v_dim, "d_state": config.head_dim}
+        sizes = {"n_heads": config.value_heads, "head_dim": self.v_dim, "d_state": config.head_dim}
         self.dplr = ctx.bind_kernel("dplr", config.kernel, sizes=sizes)
 
     def param_specs(self) -> dict[str, ParamSpec]:
         return {
-            "A_log": ParamSpec("state", init.log_uniform(*self.config.a_range)),
-            "dt_bias": ParamSpec("state", init.softplus_inverse_log_uniform(*self.config.dt_range, 1e-4)),
+            **self.config.decay_specs(),
             "out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True),
         }
 
-    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
-        shapes = {"S": (self.v_heads, self.config.head_dim, self.v_dim)}
-        dtype = accumulation_dtype(self.dplr.dtype)
-        return {
-            "conv": self.conv.init_state(batch_size),
-            "memory": Fixed.empty(batch_size, shapes, dtype=dtype, device=self.dplr.device),
-        }
+    def memory_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"S": (self.config.value_heads, self.config.head_dim, self.v_dim)}
 
-    def mix(
-        self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
-    ) -> tuple[Tensor, State | None]:
-        given = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
-        mixed, windows = self.conv(given, segments, None if state is None else state["conv"])
-        q, k = (l2_normalised(self._keys(mixed[name])) for name in ("q", "k"))
-        erase = self._keys(torch.sigmoid(self.b_proj(x))) * (2 if self.config.allow_neg_eigval else 1)
-        v = (torch.sigmoid(self.w_proj(x)) * mixed["v"]).unflatten(-1, (self.v_heads, -1))
-        wide = accumulation_dtype(x.dtype)
-        dt = F.softplus(self.decay_proj(x).to(wide) + self.dt_bias.to(wide))
-        log_a = self._keys(dt) * -self.A_log.to(wide).exp()[:, None]
+    def recur(
+        self, x: Tensor, given: Mapping[str, Tensor], segments: Segments | None, memory: Fixed | None, **more: Any
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        config = self.config
+        q, k = (l2_normalised(self._keys(given[name])) for name in ("q", "k"))
+        erase = self._keys(torch.sigmoid(self.b_proj(x))) * (2 if config.allow_neg_eigval else 1)
+        v = (torch.sigmoid(self.w_proj(x)) * given["v"]).unflatten(-1, (config.value_heads, -1))
+        log_a = softplus_log_decay(self._keys(self.decay_proj(x)), self.A_log[:, None], self._keys(self.dt_bias))
         # What is erased is read after the decay.
         r = erase * k * log_a.exp()
-        q, k, log_a, r = (z.repeat_interleave(self.v_heads // self.config.n_heads, dim=2) for z in (q, k, log_a, r))
-        memory = None if state is None else state["memory"]
+        q, k, log_a, r = (z.repeat_interleave(config.value_heads // config.n_heads, dim=2) for z in (q, k, log_a, r))
         y, S = self.dplr(
-            q * self.config.head_dim**-0.5, k, v, log_a, -k, r, initial_state=None if memory is None else memory["S"],
-            segments=segments, chunk_size=self.config.chunk_size, n_tokens=x.shape[1],
+            q * config.head_dim**-0.5, k, v, log_a, -k, r, initial_state=None if memory is None else memory["S"],
+            segments=segments, chunk_size=config.chunk_size, n_tokens=x.shape[1],
         )
-        out = self.out_proj(self.norm(y.flatten(-2), self.gate_proj(x)))
-        if memory is None:
-            return out, None
-        return out, {"conv": windows, "memory": memory.advance({"S": S}, segments, x.shape[1])}
+        return self.out_proj(self.norm(y.flatten(-2), self.gate_proj(x))), {"S": S}
 
     def _keys(self, x: Tensor) -> Tensor:
         heads: Tensor = x.unflatten(-1, (self.config.n_heads, -1))

@@ -13,36 +13,39 @@ the tests.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
 
 import torch.nn.functional as F
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from hybridtf.core import (
     BuildContext,
-    Edges,
     Fixed,
     ParamSpec,
-    RecurrentMixer,
     Segments,
-    SequenceMixerConfig,
-    State,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GatedRMSNorm, RMSNorm, ShortConvs, accumulation_dtype, head_width
-from hybridtf.nn.bottleneck import Bottleneck
+from hybridtf.nn import (
+    Bottleneck,
+    GatedRMSNorm,
+    GroupedHeadsConfig,
+    MemoryConfig,
+    MemoryMixer,
+    accumulation_dtype,
+    head_width,
+    short_convs,
+)
 
 
-class GLAConfig(SequenceMixerConfig):
+class GLAConfig(GroupedHeadsConfig, MemoryConfig):
     """Gated Linear Attention: each key channel of the state forgets at a rate that the token gives."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2312.06635"
 
     type: Literal["gla"] = "gla"
     n_heads: int = Field(default=4, gt=0)
-    n_kv_heads: int | None = Field(default=None, gt=0)
-    """Heads of keys, values, gates and states, each read by n_heads / n_kv_heads query heads in a row. None: ``n_heads``."""
     expand_k: float = Field(default=0.5, gt=0)
     """Width of all heads' queries, in d_model."""
     expand_v: float = Field(default=1.0, gt=0)
@@ -54,21 +57,6 @@ class GLAConfig(SequenceMixerConfig):
     output_gate: bool = True
     d_conv: int = Field(default=0, ge=0, examples=[4])
     """Taps of short convolutions (with silu) on queries, keys and values, a variant of the published code; 0: none."""
-    eps: float = Field(default=1e-5, gt=0)
-    chunk_size: int = Field(default=64, gt=0)
-    kernel: str = "auto"
-    conv_kernel: str = "auto"
-
-    @property
-    def states(self) -> int:
-        """How many states there are: one a kv head."""
-        return self.n_kv_heads or self.n_heads
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.n_heads % self.states:
-            raise ValueError(f"n_heads = {self.n_heads} is not divisible by n_kv_heads = {self.n_kv_heads}")
-        return self
 
     @classmethod
     def tiny(cls) -> Self:
@@ -78,13 +66,15 @@ class GLAConfig(SequenceMixerConfig):
         return GLA(self, ctx)
 
 
-class GLA(RecurrentMixer):
+class GLA(MemoryMixer):
     """See :class:`GLAConfig`. Its state: one matrix S (b g k v) a kv head, and the windows of convolutions, if any."""
+
+    op = "gla"
 
     def __init__(self, config: GLAConfig, ctx: BuildContext) -> None:
         super().__init__()
         self.config = config
-        heads, states = config.n_heads, config.states
+        heads, states = config.n_heads, config.kv_heads
         self.key_dim = head_width(ctx, heads, expand_k=config.expand_k)
         self.v_dim = head_width(ctx, heads, expand_v=config.expand_v)
         self.q_proj = nn.Linear(ctx.d_model, heads * self.key_dim, bias=False, **ctx.factory)
@@ -93,47 +83,30 @@ class GLA(RecurrentMixer):
         self.decay_proj = Bottleneck(ctx.child("decay_proj"), config.decay_rank, states * self.key_dim, bias=True)
         inner = heads * self.v_dim
         self.gate_proj = nn.Linear(ctx.d_model, inner, bias=False, **ctx.factory) if config.output_gate else None
-        self.norm: GatedRMSNorm | RMSNorm = RMSNorm(ctx.child("norm", d_model=self.v_dim), config.eps)
-        if config.output_gate:
-            place = ctx.child("norm", d_model=inner)
-            self.norm = GatedRMSNorm(place, n_groups=heads, eps=config.eps, norm_first=True, shared_weight=True)
+        place = ctx.child("norm", d_model=inner)
+        self.norm = GatedRMSNorm(place, n_groups=heads, eps=config.eps, norm_first=True, shared_weight=True)
         self.out_proj = nn.Linear(inner, ctx.d_model, bias=False, **ctx.factory)
-        self.conv = None
-        if config.d_conv:
-            channels = {"q": heads * self.key_dim, "k": states * self.key_dim, "v": states * self.v_dim}
-            self.conv = ShortConvs(ctx.child("conv"), channels, config.d_conv, kernel=config.conv_kernel)
+        channels = {"q": heads * self.key_dim, "k": states * self.key_dim, "v": states * self.v_dim}
+        self.conv = short_convs(ctx.child("conv"), channels, config.d_conv, kernel=config.conv_kernel)
         sizes = {"n_heads": heads, "n_groups": states, "head_dim": self.key_dim, "v_dim": self.v_dim}
         self.gla = ctx.bind_kernel("gla", config.kernel, sizes=sizes)
 
     def param_specs(self) -> dict[str, ParamSpec]:
         return {"out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)}
 
-    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
-        shapes = {"S": (self.config.states, self.key_dim, self.v_dim)}
-        dtype = accumulation_dtype(self.gla.dtype)
-        memory: dict[str, State] = {"gla": Fixed.empty(batch_size, shapes, dtype=dtype, device=self.gla.device)}
-        return memory if self.conv is None else {**memory, "conv": self.conv.init_state(batch_size)}
+    def memory_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"S": (self.config.kv_heads, self.key_dim, self.v_dim)}
 
-    def mix(
-        self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
-    ) -> tuple[Tensor, State | None]:
+    def recur(
+        self, x: Tensor, given: Mapping[str, Tensor], segments: Segments | None, memory: Fixed | None, **more: Any
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
         config = self.config
-        given = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
-        windows = None
-        if self.conv is not None:
-            given, windows = self.conv(given, segments, None if state is None else state["conv"])
         q = given["q"].unflatten(-1, (config.n_heads, -1)) * self.key_dim**-0.5
-        k, v, gate = (y.unflatten(-1, (config.states, -1)) for y in (given["k"], given["v"], self.decay_proj(x)))
+        k, v, gate = (y.unflatten(-1, (config.kv_heads, -1)) for y in (given["k"], given["v"], self.decay_proj(x)))
         log_a = F.logsigmoid(gate.to(accumulation_dtype(gate.dtype))) / config.gate_normaliser  # [b, t, g, k]
         y, S = self.gla(
-            q, k, v, log_a, initial_state=None if state is None else state["gla"]["S"], segments=segments,
+            q, k, v, log_a, initial_state=None if memory is None else memory["S"], segments=segments,
             chunk_size=config.chunk_size, n_tokens=x.shape[1],
         )
-        if self.gate_proj is None:
-            out = self.out_proj(self.norm(y).flatten(-2))
-        else:
-            out = self.out_proj(self.norm(y.flatten(-2), self.gate_proj(x)))
-        if state is None:
-            return out, None
-        after = {"gla": state["gla"].advance({"S": S}, segments, x.shape[1])}
-        return out, after if windows is None else {**after, "conv": windows}
+        gated = self.norm(y.flatten(-2), None if self.gate_proj is None else self.gate_proj(x))
+        return self.out_proj(gated), {"S": S}

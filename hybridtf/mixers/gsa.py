@@ -14,36 +14,31 @@ the tests.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from hybridtf.core import (
     BuildContext,
-    Edges,
     Fixed,
     ParamSpec,
-    RecurrentMixer,
     Segments,
-    SequenceMixerConfig,
-    State,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import RMSNorm, ShortConvs, accumulation_dtype, head_width
+from hybridtf.nn import GroupedHeadsConfig, MemoryConfig, MemoryMixer, RMSNorm, accumulation_dtype, head_width, short_convs
 
 
-class GSAConfig(SequenceMixerConfig):
+class GSAConfig(GroupedHeadsConfig, MemoryConfig):
     """Gated Slot Attention: softmax attention to a fixed number of slots that forget."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2409.07146"
 
     type: Literal["gsa"] = "gsa"
     n_heads: int = Field(default=4, gt=0)
-    n_kv_heads: int | None = Field(default=None, gt=0)
-    """Heads of keys, values, gates and slots, each read by n_heads / n_kv_heads query heads in a row. None: ``n_heads``."""
     expand_k: float = Field(default=1.0, gt=0)
     """Width of all heads' queries, in d_model."""
     expand_v: float = Field(default=1.0, gt=0)
@@ -54,21 +49,6 @@ class GSAConfig(SequenceMixerConfig):
     """The root that is taken of the gate: 8 lets a slot live for long."""
     d_conv: int = Field(default=0, ge=0, examples=[4])
     """Taps of short convolutions (with silu) on queries, keys and values, a variant of the published code; 0: none."""
-    eps: float = Field(default=1e-5, gt=0)
-    chunk_size: int = Field(default=64, gt=0)
-    kernel: str = "auto"
-    conv_kernel: str = "auto"
-
-    @property
-    def states(self) -> int:
-        """How many states there are: one a kv head."""
-        return self.n_kv_heads or self.n_heads
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.n_heads % self.states:
-            raise ValueError(f"n_heads = {self.n_heads} is not divisible by n_kv_heads = {self.n_kv_heads}")
-        return self
 
     @classmethod
     def tiny(cls) -> Self:
@@ -78,13 +58,15 @@ class GSAConfig(SequenceMixerConfig):
         return GSA(self, ctx)
 
 
-class GSA(RecurrentMixer):
+class GSA(MemoryMixer):
     """See :class:`GSAConfig`. Its state: K (b g k m) and V (b g m v), and the convolutions' windows where there are some."""
+
+    op = "read"
 
     def __init__(self, config: GSAConfig, ctx: BuildContext) -> None:
         super().__init__()
         self.config = config
-        heads, states, slots = config.n_heads, config.states, config.n_slots
+        heads, states, slots = config.n_heads, config.kv_heads, config.n_slots
         self.key_dim = head_width(ctx, heads, expand_k=config.expand_k)
         self.v_dim = head_width(ctx, heads, expand_v=config.expand_v)
         self.q_proj = nn.Linear(ctx.d_model, heads * self.key_dim, bias=False, **ctx.factory)
@@ -93,10 +75,8 @@ class GSA(RecurrentMixer):
         self.f_proj = nn.Linear(ctx.d_model, states * slots, bias=False, **ctx.factory)
         self.norm = RMSNorm(ctx.child("norm", d_model=heads * self.v_dim), config.eps)
         self.out_proj = nn.Linear(heads * self.v_dim, ctx.d_model, bias=False, **ctx.factory)
-        self.conv = None
-        if config.d_conv:
-            channels = {"q": heads * self.key_dim, "k": states * self.key_dim, "v": states * self.v_dim}
-            self.conv = ShortConvs(ctx.child("conv"), channels, config.d_conv, kernel=config.conv_kernel)
+        channels = {"q": heads * self.key_dim, "k": states * self.key_dim, "v": states * self.v_dim}
+        self.conv = short_convs(ctx.child("conv"), channels, config.d_conv, kernel=config.conv_kernel)
         shared = {"n_heads": heads, "n_groups": states}
         self.write = ctx.bind_kernel("gla", config.kernel, sizes={**shared, "head_dim": self.key_dim, "v_dim": slots})
         self.read = ctx.bind_kernel("gla", config.kernel, sizes={**shared, "head_dim": slots, "v_dim": self.v_dim})
@@ -104,34 +84,23 @@ class GSA(RecurrentMixer):
     def param_specs(self) -> dict[str, ParamSpec]:
         return {"out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)}
 
-    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
-        states, slots = self.config.states, self.config.n_slots
-        shapes = {"K": (states, self.key_dim, slots), "V": (states, slots, self.v_dim)}
-        dtype = accumulation_dtype(self.read.dtype)
-        memory: dict[str, State] = {"slots": Fixed.empty(batch_size, shapes, dtype=dtype, device=self.read.device)}
-        return memory if self.conv is None else {**memory, "conv": self.conv.init_state(batch_size)}
+    def memory_shapes(self) -> dict[str, tuple[int, ...]]:
+        states, slots = self.config.kv_heads, self.config.n_slots
+        return {"K": (states, self.key_dim, slots), "V": (states, slots, self.v_dim)}
 
-    def mix(
-        self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
-    ) -> tuple[Tensor, State | None]:
+    def recur(
+        self, x: Tensor, given: Mapping[str, Tensor], segments: Segments | None, memory: Fixed | None, **more: Any
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
         config = self.config
-        given = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
-        windows = None
-        if self.conv is not None:
-            given, windows = self.conv(given, segments, None if state is None else state["conv"])
         q = F.silu(given["q"]).unflatten(-1, (config.n_heads, -1))
-        k, v = (F.silu(given[name]).unflatten(-1, (config.states, -1)) for name in ("k", "v"))
-        f = self.f_proj(x).unflatten(-1, (config.states, -1))
+        k, v = (F.silu(given[name]).unflatten(-1, (config.kv_heads, -1)) for name in ("k", "v"))
+        f = self.f_proj(x).unflatten(-1, (config.kv_heads, -1))
         log_a = F.logsigmoid(f.to(accumulation_dtype(f.dtype))) / config.gate_normaliser  # [b, t, g, m]
-        y, memory = self._attend(q, k, v, log_a, segments, None if state is None else state["slots"])
-        out = self.out_proj(self.norm(F.silu(y.flatten(-2))))
-        if state is None:
-            return out, None
-        after = {"slots": state["slots"].advance(memory, segments, x.shape[1])}
-        return out, after if windows is None else {**after, "conv": windows}
+        y, after = self._attend(q, k, v, log_a, segments, memory)
+        return self.out_proj(self.norm(F.silu(y.flatten(-2)))), after
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, segments: Segments | None, memory: State | None
+        self, q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, segments: Segments | None, memory: Fixed | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """y (b t h v), and K and V after it."""
         slots = -torch.expm1(log_a)

@@ -24,7 +24,16 @@ from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, Edges, Fixed, ParamSpec, RecurrentMixer, Segments, SequenceMixerConfig, State, init
 from hybridtf.core.init import fan_in
-from hybridtf.nn import DiagonalInit, DiagonalSSM, Discretisation, PositiveRange, PowerOfTwo, ShortConv, accumulation_dtype
+from hybridtf.nn import (
+    DiagonalInit,
+    DiagonalSSM,
+    Discretisation,
+    PositiveRange,
+    PowerOfTwo,
+    ShortConv,
+    accumulation_dtype,
+    head_count,
+)
 
 
 class H3Config(SequenceMixerConfig):
@@ -37,7 +46,7 @@ class H3Config(SequenceMixerConfig):
     """States of the diagonal SSM, and taps of the shift; even."""
     head_dim: int = Field(default=1, gt=0)
     """Must divide d_model; each head has head_dim^2 products."""
-    start: DiagonalInit = "lin"
+    a_init: DiagonalInit = "lin"
     """Where A starts."""
     discretisation: Discretisation = "bilinear"
     dt_range: PositiveRange = (0.001, 0.1)
@@ -62,14 +71,12 @@ class H3(RecurrentMixer):
     def __init__(self, config: H3Config, ctx: BuildContext) -> None:
         super().__init__()
         self.config, d = config, ctx.d_model
-        if d % config.head_dim:
-            raise ctx.error(f"d_model = {d} is not divisible by head_dim = {config.head_dim}")
-        self.n_heads = d // config.head_dim
+        self.n_heads = head_count(ctx, config.head_dim)
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(d, d, bias=config.bias, **ctx.factory) for _ in range(3))
         self.shift = ShortConv(ctx.child("shift"), config.d_state, bias=False, activation=None, kernel=config.conv_kernel)
         self.shift_D = nn.Parameter(torch.empty(d, **ctx.factory))
         self.ssm = DiagonalSSM(
-            ctx.child("ssm", d_model=self.n_heads), config.d_state, start=config.start,
+            ctx.child("ssm", d_model=self.n_heads), config.d_state, a_init=config.a_init,
             discretisation=config.discretisation, dt_range=config.dt_range, chunk_size=config.chunk_size,
             kernel=config.kernel,
         )

@@ -15,6 +15,7 @@ the tests.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -28,16 +29,14 @@ from hybridtf.core import (
     Extras,
     Fixed,
     ParamSpec,
-    RecurrentMixer,
     Segments,
-    SequenceMixerConfig,
     State,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import LowerBounds, RMSNorm, ShortConvs, accumulation_dtype, log_forget
+from hybridtf.nn import LowerBounds, MemoryConfig, MemoryMixer, RMSNorm, head_count, log_forget, short_convs
 
 
-class HGRN2Config(SequenceMixerConfig):
+class HGRN2Config(MemoryConfig):
     """HGRN2: matrix states whose forget gates have lower bounds that rise with depth; d_model / head_dim heads."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2404.07904"
@@ -49,10 +48,6 @@ class HGRN2Config(SequenceMixerConfig):
     """Forget gates have a lower bound that rises with depth. False: 0 everywhere."""
     d_conv: int = Field(default=0, ge=0, examples=[4])
     """Taps of short convolutions on queries, gates and inputs, without an activation; 0: none."""
-    eps: float = Field(default=1e-5, gt=0)
-    chunk_size: int = Field(default=64, gt=0)
-    kernel: str = "auto"
-    conv_kernel: str = "auto"
 
     @classmethod
     def tiny(cls) -> Self:
@@ -62,16 +57,16 @@ class HGRN2Config(SequenceMixerConfig):
         return HGRN2(self, ctx)
 
 
-class HGRN2(RecurrentMixer):
+class HGRN2(MemoryMixer):
     """See :class:`HGRN2Config`. Its state: one matrix S (b h k v) a head, and the windows of convolutions, if any."""
+
+    roles, op = ("q", "f", "i"), "gla"
 
     def __init__(self, config: HGRN2Config, ctx: BuildContext) -> None:
         super().__init__()
         self.config = config
         width, d = config.head_dim, ctx.d_model
-        if d % width:
-            raise ctx.error(f"d_model = {d} is not divisible by head_dim = {width}")
-        self.n_heads = d // width
+        self.n_heads = head_count(ctx, width)
         self.q_proj, self.f_proj, self.i_proj, self.out_proj = (
             nn.Linear(d, d, bias=False, **ctx.factory) for _ in range(4)
         )
@@ -79,11 +74,8 @@ class HGRN2(RecurrentMixer):
         if self.bounds is not None:
             self.reads, self.writes = self.bounds.reads, self.bounds.writes
         self.norm = RMSNorm(ctx.child("norm"), config.eps)
-        self.conv = None
-        if config.d_conv:
-            channels = dict.fromkeys(("q", "f", "i"), d)
-            place = ctx.child("conv")
-            self.conv = ShortConvs(place, channels, config.d_conv, activation=None, kernel=config.conv_kernel)
+        channels = dict.fromkeys(self.roles, d)
+        self.conv = short_convs(ctx.child("conv"), channels, config.d_conv, activation=None, kernel=config.conv_kernel)
         sizes = {"n_heads": self.n_heads, "n_groups": self.n_heads, "head_dim": width, "v_dim": width}
         self.gla = ctx.bind_kernel("gla", config.kernel, sizes=sizes)
 
@@ -95,31 +87,25 @@ class HGRN2(RecurrentMixer):
             self.bounds.unread(edges)
             self.writes = self.bounds.writes
 
-    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
-        shapes = {"S": (self.n_heads, self.config.head_dim, self.config.head_dim)}
-        dtype = accumulation_dtype(self.gla.dtype)
-        memory: dict[str, State] = {"gla": Fixed.empty(batch_size, shapes, dtype=dtype, device=self.gla.device)}
-        return memory if self.conv is None else {**memory, "conv": self.conv.init_state(batch_size)}
+    def memory_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"S": (self.n_heads, self.config.head_dim, self.config.head_dim)}
 
     def mix(
         self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
     ) -> tuple[Any, ...]:
-        given = {"q": self.q_proj(x), "f": self.f_proj(x), "i": self.i_proj(x)}
-        windows = None
-        if self.conv is not None:
-            given, windows = self.conv(given, segments, None if state is None else state["conv"])
         bound, written = (None, {}) if self.bounds is None else self.bounds(x, edges)
-        log_f = log_forget(given["f"], bound)
+        out = self.remember(x, segments, state, bound=bound)
+        return (*out, Extras(written)) if self.writes else out
+
+    def recur(
+        self, x: Tensor, given: Mapping[str, Tensor], segments: Segments | None, memory: Fixed | None, **more: Any
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        log_f = log_forget(given["f"], more["bound"])
         k = -torch.expm1(log_f)
         q = F.silu(given["q"]) * self.config.head_dim**-0.5
         q, k, v, log_f = (y.unflatten(-1, (self.n_heads, -1)) for y in (q, k.to(q.dtype), given["i"], log_f))
         y, S = self.gla(
-            q, k, v, log_f, initial_state=None if state is None else state["gla"]["S"], segments=segments,
+            q, k, v, log_f, initial_state=None if memory is None else memory["S"], segments=segments,
             chunk_size=self.config.chunk_size, n_tokens=x.shape[1],
         )
-        out = self.out_proj(self.norm(y.flatten(-2)))
-        after = None
-        if state is not None:
-            after = {"gla": state["gla"].advance({"S": S}, segments, x.shape[1])}
-            after |= {} if windows is None else {"conv": windows}
-        return (out, after, Extras(written)) if self.writes else (out, after)
+        return self.out_proj(self.norm(y.flatten(-2))), {"S": S}

@@ -46,7 +46,7 @@ class HyenaConfig(SequenceMixerConfig):
     type: Literal["hyena"] = "hyena"
     order: int = Field(default=2, ge=2)
     """Multiplications; one less long convolutions."""
-    filter_width: int = Field(default=64, gt=0)
+    d_filter: int = Field(default=64, gt=0)
     """Hidden width of the filter's network."""
     n_inner: int = Field(default=2, ge=0)
     """Its layers between the first and the last."""
@@ -73,7 +73,7 @@ class HyenaConfig(SequenceMixerConfig):
 
     @classmethod
     def tiny(cls) -> Self:
-        return cls(filter_width=4, n_inner=1, shift=0.1)
+        return cls(d_filter=4, n_inner=1, shift=0.1)
 
     def build(self, ctx: BuildContext) -> Hyena:
         return Hyena(self, ctx)
@@ -93,7 +93,7 @@ class Hyena(RecurrentMixer):
             ctx.child("conv", d_model=wide), config.d_conv, bias=True, activation=None, kernel=config.conv_kernel
         )
         self.filter = ImplicitFilter(
-            ctx.child("filter", d_model=self.n_long * ctx.d_model), width=config.filter_width, n_inner=config.n_inner,
+            ctx.child("filter", d_model=self.n_long * ctx.d_model), width=config.d_filter, n_inner=config.n_inner,
             d_embed=config.d_embed, frequency=config.frequency, decay=config.decay, target=config.decay_target,
             shift=config.shift,
         )

@@ -1,14 +1,14 @@
 """``indexed_attention`` and ``indexed_mla``: DeepSeek Sparse Attention (DeepSeek-V3.2, https://arxiv.org/abs/2512.02556).
 
     I_tj = sum_i w_ti relu(q_ti . k_j) / sqrt(d_i n_i)       q: n_i heads, of x_t or of the queries' latent; k_j: one key
-    C_t  = the ``index_topk`` tokens j <= t with the highest I_tj;    y_t = out( softmax attention of every head to C_t )
+    C_t  = the ``index_top_k`` tokens j <= t with the highest I_tj;    y_t = out( softmax attention of every head to C_t )
 
 The indexer's inputs carry no graph. It learns from the loss ``indexer_kl`` = KL(p_t || softmax over C_t of I_t), where p_t is
-the attention's own weight on C_t, summed over heads and made to sum to 1. With index_topk >= length this is full attention,
+the attention's own weight on C_t, summed over heads and made to sum to 1. With index_top_k >= length this is full attention,
 and the loss the published one of the dense warm-up. Published code turns the indexer's queries and keys by a Hadamard matrix
 for 8-bit numbers; that changes no product and is left out. With ``index_pool`` whole blocks of tokens are scored and chosen,
 and the open block is always seen (GLM-5-Next: ``indexed_mla`` without positions, index_pool 4); the loss is then over chosen
-blocks. Scores take t^2, attention t * index_topk.
+blocks. Scores take t^2, attention t * index_top_k.
 
 Axes: b batch, t time, s held tokens, d d_model, h heads, n choices, r kv_lora_rank + qk_rope_head_dim.
 """
@@ -40,7 +40,7 @@ class IndexedAttentionConfig(IndexedConfig, HeadsConfig):
 
     @classmethod
     def tiny(cls) -> Self:
-        return cls(n_heads=4, n_kv_heads=2, head_dim=6, index_n_heads=8, index_head_dim=4, index_topk=6)
+        return cls(n_heads=4, n_kv_heads=2, head_dim=6, index_n_heads=8, index_head_dim=4, index_top_k=6)
 
     def build(self, ctx: BuildContext) -> IndexedAttention:
         return IndexedAttention(self, ctx)
@@ -82,8 +82,8 @@ class IndexedMLAConfig(IndexedConfig, LatentConfig):
     @classmethod
     def tiny(cls) -> Self:
         return cls(
-            n_heads=2, q_lora_rank=5, kv_lora_rank=6, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=3, index_n_heads=8,
-            index_head_dim=6, index_topk=5,
+            n_heads=2, q_lora_rank=5, kv_lora_rank=6, qk_nope_head_dim=4, qk_rope_head_dim=4, v_dim=3, index_n_heads=8,
+            index_head_dim=6, index_top_k=5,
         )
 
     def build(self, ctx: BuildContext) -> IndexedMLA:

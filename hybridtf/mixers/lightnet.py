@@ -13,7 +13,8 @@ Axes: b batch, t time, d d_model, h heads, k key width of a head, v value width 
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
 
 import torch.nn.functional as F
 from pydantic import Field
@@ -21,20 +22,15 @@ from torch import Tensor, nn
 
 from hybridtf.core import (
     BuildContext,
-    Edges,
     Fixed,
     ParamSpec,
-    RecurrentMixer,
     Segments,
-    SequenceMixerConfig,
-    State,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GatedRMSNorm, ShortConvs, accumulation_dtype, head_width
-from hybridtf.nn.running_softmax import running_softmax
+from hybridtf.nn import GatedRMSNorm, MemoryConfig, MemoryMixer, accumulation_dtype, head_width, running_softmax, short_convs
 
 
-class LightNetConfig(SequenceMixerConfig):
+class LightNetConfig(MemoryConfig):
     """Linear attention with keys normalised over time."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2405.21022"
@@ -45,13 +41,9 @@ class LightNetConfig(SequenceMixerConfig):
     """Width of a head's queries and keys. None: d_model / n_heads, which is always that of its values."""
     gate_rank: int = Field(default=128, gt=0)
     """Of the two matrices that make the output gate."""
-    d_conv: int | None = Field(default=None, gt=0)
-    """Width of short convolutions on queries, keys and values, a variant of the published code. None: without."""
+    d_conv: int = Field(default=0, ge=0, examples=[4])
+    """Taps of short convolutions on queries, keys and values, a variant of the published code; 0: none."""
     conv_bias: bool = False
-    eps: float = Field(default=1e-5, gt=0)
-    chunk_size: int = Field(default=64, gt=0)
-    kernel: str = "auto"
-    conv_kernel: str = "auto"
 
     @classmethod
     def tiny(cls) -> Self:
@@ -61,8 +53,10 @@ class LightNetConfig(SequenceMixerConfig):
         return LightNet(self, ctx)
 
 
-class LightNet(RecurrentMixer):
+class LightNet(MemoryMixer):
     """See :class:`LightNetConfig`. Its state: S (b h k v), z (b h k), and the windows of convolutions, if any."""
+
+    op = "gla"
 
     def __init__(self, config: LightNetConfig, ctx: BuildContext) -> None:
         super().__init__()
@@ -76,41 +70,30 @@ class LightNet(RecurrentMixer):
         self.gate_up_proj = nn.Linear(config.gate_rank, width, bias=False, **ctx.factory)
         self.norm = GatedRMSNorm(ctx.child("norm"), n_groups=1, eps=config.eps, norm_first=True)
         self.out_proj = nn.Linear(width, width, bias=False, **ctx.factory)
-        self.conv = None
-        if config.d_conv is not None:
-            widths = {"q": heads * self.key_dim, "k": heads * self.key_dim, "v": width}
-            self.conv = ShortConvs(
-                ctx.child("conv"), widths, config.d_conv, bias=config.conv_bias, activation=None, kernel=config.conv_kernel
-            )
+        self.conv = short_convs(
+            ctx.child("conv"), {"q": heads * self.key_dim, "k": heads * self.key_dim, "v": width}, config.d_conv,
+            bias=config.conv_bias, activation=None, kernel=config.conv_kernel,
+        )
         sizes = {"n_heads": heads, "n_groups": heads, "head_dim": self.key_dim, "v_dim": self.v_dim}
         self.gla = ctx.bind_kernel("gla", config.kernel, sizes=sizes)
 
     def param_specs(self) -> dict[str, ParamSpec]:
         return {"out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)}
 
-    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
+    def memory_shapes(self) -> dict[str, tuple[int, ...]]:
         heads = self.config.n_heads
-        shapes = {"S": (heads, self.key_dim, self.v_dim), "z": (heads, self.key_dim)}
-        dtype = accumulation_dtype(self.gla.dtype)
-        memory: dict[str, State] = {"memory": Fixed.empty(batch_size, shapes, dtype=dtype, device=self.gla.device)}
-        return memory if self.conv is None else {**memory, "conv": self.conv.init_state(batch_size)}
+        return {"S": (heads, self.key_dim, self.v_dim), "z": (heads, self.key_dim)}
 
-    def mix(
-        self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
-    ) -> tuple[Tensor, State | None]:
-        given, windows = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}, None
-        if self.conv is not None:
-            given, windows = self.conv(given, segments, None if state is None else state["conv"])
-        q, k, v = (given[name].unflatten(-1, (self.config.n_heads, -1)) for name in ("q", "k", "v"))
-        wide, leaf = accumulation_dtype(x.dtype), None if state is None else state["memory"]
-        before, length, S = (None, None, None) if leaf is None else (leaf["z"], leaf.length, leaf["S"])
+    def recur(
+        self, x: Tensor, given: Mapping[str, Tensor], segments: Segments | None, memory: Fixed | None, **more: Any
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        q, k, v = (given[name].unflatten(-1, (self.config.n_heads, -1)) for name in self.roles)
+        wide = accumulation_dtype(x.dtype)
+        before, length, S = (None, None, None) if memory is None else (memory["z"], memory.length, memory["S"])
         found = running_softmax(k.to(wide), before, length, segments)
         y, S = self.gla(
             F.silu(q) * self.key_dim**-0.5, found.weight, v, found.log_kept, initial_state=S, segments=segments,
             chunk_size=self.config.chunk_size, n_tokens=x.shape[1],
         )
         out = self.out_proj(self.norm(y.flatten(-2), self.gate_up_proj(self.gate_down_proj(x))))
-        if leaf is None:
-            return out, None
-        memory = {"memory": leaf.advance({"S": S, "z": found.total.to(wide)}, segments, x.shape[1])}
-        return out, memory if windows is None else {**memory, "conv": windows}
+        return out, {"S": S, "z": found.total.to(wide)}

@@ -26,13 +26,13 @@ from hybridtf.core import (
     QueryKeyPosition,
     RecurrentMixer,
     Segments,
-    SequenceMixerConfig,
     State,
 )
 from hybridtf.core.init import fan_in
 from hybridtf.nn import (
     FEATURE_MAPS,
     FeatureMap,
+    GroupedHeadsConfig,
     NoPositionConfig,
     accumulation_dtype,
     retention_log_decay,
@@ -42,14 +42,11 @@ from hybridtf.nn import (
 from hybridtf.ops.ssd import normalised, with_ones
 
 
-class LinearAttentionConfig(SequenceMixerConfig):
+class LinearAttentionConfig(GroupedHeadsConfig):
     """Linear attention with a feature map, a normaliser and a decay that does not depend on the input."""
 
     type: Literal["linear_attention"] = "linear_attention"
     source: ClassVar[str] = "https://arxiv.org/abs/2006.16236"
-    n_heads: int = Field(gt=0)
-    n_kv_heads: int | None = Field(default=None, gt=0)
-    """Heads of keys, values and states, each read by n_heads / n_kv_heads query heads in a row. None: ``n_heads``."""
     head_dim: int | None = Field(default=None, gt=0)
     """Width of a head's queries and keys, before the map. None: d_model / n_heads."""
     v_dim: int | None = Field(default=None, gt=0)
@@ -79,15 +76,8 @@ class LinearAttentionConfig(SequenceMixerConfig):
     chunk_size: int = Field(default=64, gt=0)
     kernel: str = "auto"
 
-    @property
-    def states(self) -> int:
-        """How many states there are: one a kv head."""
-        return self.n_kv_heads or self.n_heads
-
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.n_heads % self.states:
-            raise ValueError(f"n_heads = {self.n_heads} is not divisible by n_kv_heads = {self.n_kv_heads}")
         if self.normaliser and self.feature_map == "identity":
             raise ValueError(
                 "normaliser = true needs weights that are not negative, and feature_map 'identity' gives any: "
@@ -96,8 +86,8 @@ class LinearAttentionConfig(SequenceMixerConfig):
         if self.eps and not self.normaliser:
             raise ValueError(f"eps = {self.eps} is added to the normaliser, and normaliser is false")
         if not isinstance(self.decay, str):
-            if len(self.decay) != self.states:
-                raise ValueError(f"decay has {len(self.decay)} numbers for {self.states} kv heads")
+            if len(self.decay) != self.kv_heads:
+                raise ValueError(f"decay has {len(self.decay)} numbers for {self.kv_heads} kv heads")
             if not all(0 < a <= 1 for a in self.decay):
                 raise ValueError(f"decay = {list(self.decay)} must be numbers above 0 and at most 1")
         return self
@@ -123,7 +113,7 @@ class LinearAttention(RecurrentMixer):
         self.head_dim = config.head_dim or ctx.d_model // config.n_heads
         self.v_dim = config.v_dim or self.head_dim
         self.scale = config.scale or self.head_dim**-0.5
-        heads, states = config.n_heads, config.states
+        heads, states = config.n_heads, config.kv_heads
         self.q_proj = nn.Linear(ctx.d_model, heads * self.head_dim, bias=config.qkv_bias, **ctx.factory)
         self.k_proj = nn.Linear(ctx.d_model, states * self.head_dim, bias=config.qkv_bias, **ctx.factory)
         self.v_proj = nn.Linear(ctx.d_model, states * self.v_dim, bias=config.qkv_bias, **ctx.factory)
@@ -149,7 +139,7 @@ class LinearAttention(RecurrentMixer):
         return {"out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)}
 
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
-        shapes = {"S": (self.config.states, self.n_features, self.read_dim)}
+        shapes = {"S": (self.config.kv_heads, self.n_features, self.read_dim)}
         return Fixed.empty(
             batch_size, shapes, max_len=max_len, dtype=accumulation_dtype(self.ssd.dtype), device=self.ssd.device
         )
@@ -162,7 +152,7 @@ class LinearAttention(RecurrentMixer):
             q, k = told(self.position, q, k, token_positions(x, segments, state), segments, state)
         q, k = self._features(q, is_query=True), self._features(k, is_query=False)
         projected = self.v_proj(x)
-        v = projected.unflatten(-1, (self.config.states, self.v_dim)).to(q.dtype)  # [b, t, g, p]
+        v = projected.unflatten(-1, (self.config.kv_heads, self.v_dim)).to(q.dtype)  # [b, t, g, p]
         y, S = self._recur(q, k, with_ones(v) if self.config.normaliser else v, segments, state)
         if self.config.normaliser:
             y = normalised(y, self.config.eps)
@@ -190,7 +180,7 @@ class LinearAttention(RecurrentMixer):
         b, t = q.shape[:2]
         log_a = self._log_decay(q).expand(b, t, -1)
         given = {"initial_state": None if state is None else state["S"], "chunk_size": self.config.chunk_size, "n_tokens": t}
-        shared = self.config.n_heads // self.config.states
+        shared = self.config.n_heads // self.config.kv_heads
         if shared == 1:
             y, S = self.ssd(q, k, v, log_a, segments=segments, **given)
             return y, S
@@ -212,7 +202,7 @@ class LinearAttention(RecurrentMixer):
 
     def _log_decay(self, like: Tensor) -> Tensor:
         """(g) natural logarithm of what each state keeps. Formed anew, so that casting a model cannot spoil it."""
-        decay, states = self.config.decay, self.config.states
+        decay, states = self.config.decay, self.config.kv_heads
         if decay == "none":
             return like.new_zeros(states)
         if decay == "retnet":

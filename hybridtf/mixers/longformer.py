@@ -1,6 +1,6 @@
 """``longformer``: a window to both sides and global tokens, which see all and are seen by all.
 
-    a plain token:   softmax over the window |p - j| <= attention_window / 2 and the global tokens, with q, k, v
+    a plain token:   softmax over the window |p - j| < window and the global tokens, with q, k, v
     a global token:  softmax over its whole document, with its own projections q_global, k_global, v_global
 
 Beltagy et al. 2020, https://arxiv.org/abs/2004.05150. Global are the first ``n_global`` tokens of each document and those
@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal, Self
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, Component, Growing, PositionConfig, Ring, Segments
@@ -32,24 +32,17 @@ class LongformerConfig(SparseMixerConfig):
 
     type: Literal["longformer"] = "longformer"
     source: ClassVar[str] = "https://arxiv.org/abs/2004.05150"
-    attention_window: int = Field(default=512, gt=0)
-    """Tokens of the window besides the token itself, half of them to each side: even."""
+    window: int = Field(default=257, gt=0)
+    """Tokens that a token sees to one side, itself included: one more than half of the published ``attention_window``, 512."""
     n_global: int = Field(default=1, ge=0, examples=[3])
     """Leading tokens of each document that are global (a classifier's first token)."""
     position: Component[PositionConfig] = Field(default_factory=NoPositionConfig)
     """Told on queries and keys, or nowhere (``none``)."""
     qkv_bias: bool = True
 
-    @field_validator("attention_window")
-    @classmethod
-    def _even(cls, window: int) -> int:
-        if window % 2:
-            raise ValueError(f"attention_window = {window} must be even: half of it lies on each side")
-        return window
-
     @classmethod
     def tiny(cls) -> Self:
-        return cls(n_heads=4, n_kv_heads=2, head_dim=6, attention_window=4, n_global=2)
+        return cls(n_heads=4, n_kv_heads=2, head_dim=6, window=3, n_global=2)
 
     def build(self, ctx: BuildContext) -> Longformer:
         return Longformer(self, ctx)
@@ -64,11 +57,11 @@ class Longformer(SparseMixer):
     def __init__(self, config: LongformerConfig, ctx: BuildContext) -> None:
         super().__init__(config, ctx)
         self.n_global = config.n_global
-        inner, kv = self.heads * self.head_dim, self.n_kv_heads * self.head_dim
+        inner, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         self.q_global = nn.Linear(ctx.d_model, inner, bias=config.qkv_bias, **ctx.factory)
         self.k_global = nn.Linear(ctx.d_model, kv, bias=config.qkv_bias, **ctx.factory)
         self.v_global = nn.Linear(ctx.d_model, kv, bias=config.qkv_bias, **ctx.factory)
-        self.rule = SparseRule(causal=ctx.causal, window=config.attention_window // 2 + 1)
+        self.rule = SparseRule(causal=ctx.causal, window=config.window)
         self.whole = SparseRule(causal=ctx.causal, stride=1)
 
     def extra_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -28,15 +28,14 @@ from hybridtf.core import (
     ParamSpec,
     RecurrentMixer,
     Segments,
-    SequenceMixerConfig,
     State,
     init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GatedRMSNorm, PositiveRange, ShortConv, accumulation_dtype
+from hybridtf.nn import GatedRMSNorm, ShortConv, SoftplusDecayConfig, accumulation_dtype, head_count, time_step
 
 
-class Mamba2Options(SequenceMixerConfig):
+class Mamba2Options(SoftplusDecayConfig):
     """Options of both. The inner width is ``expand * d_model``, or ``n_heads * head_dim`` where ``n_heads`` is given."""
 
     d_state: int = Field(default=128, gt=0)
@@ -49,11 +48,6 @@ class Mamba2Options(SequenceMixerConfig):
     conv_bias: bool = True
     bias: bool = False
     """Of ``in_proj`` and ``out_proj``."""
-    a_range: PositiveRange = (1.0, 16.0)
-    """The decay rates exp(A_log) start evenly in this range."""
-    dt_range: PositiveRange = (0.001, 0.1)
-    """The time steps start log-evenly in this range."""
-    dt_floor: float = Field(default=1e-4, gt=0)
     dt_limit: tuple[float, float] | None = None
     """Clamps the time step. None: no clamp."""
     norm_first: bool = False
@@ -95,9 +89,7 @@ class Mamba2(RecurrentMixer):
         super().__init__()
         self.config = config
         inner = config.n_heads * config.head_dim if config.n_heads else round(config.expand * ctx.d_model)
-        if inner % config.head_dim:
-            raise ctx.error(f"expand * d_model = {inner} is not divisible by head_dim = {config.head_dim}")
-        self.n_heads = inner // config.head_dim
+        self.n_heads = head_count(ctx, config.head_dim, inner, "expand * d_model")
         if self.n_heads % config.n_groups:
             raise ctx.error(f"{self.n_heads} heads are not divisible by n_groups = {config.n_groups}")
         self.d_inner, self.d_bc = inner, config.n_groups * config.d_state
@@ -123,10 +115,8 @@ class Mamba2(RecurrentMixer):
         self.ssd = ctx.bind_kernel(self.op, config.kernel, sizes=sizes)
 
     def param_specs(self) -> dict[str, ParamSpec]:
-        low, high = self.config.dt_range
         return {
-            "A_log": ParamSpec("state", init.log_uniform(*self.config.a_range)),
-            "dt_bias": ParamSpec("state", init.softplus_inverse_log_uniform(low, high, self.config.dt_floor)),
+            **self.config.decay_specs(),
             "D": ParamSpec("state", init.constant(1.0)),
             "out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True),
         }
@@ -153,7 +143,7 @@ class Mamba2(RecurrentMixer):
         x = x.unflatten(-1, (self.n_heads, config.head_dim))  # [b, t, h, p]
         b, c = (y.unflatten(-1, (config.n_groups, config.d_state)) for y in (b, c))  # [b, t, g, n]
         wide = accumulation_dtype(u.dtype)
-        dt = F.softplus(dt.to(wide) + self.dt_bias.to(wide))
+        dt = time_step(dt, self.dt_bias)
         if config.dt_limit is not None:
             dt = dt.clamp(*config.dt_limit)
         log_a = -self.A_log.to(wide).exp() * dt  # [b, t, h]

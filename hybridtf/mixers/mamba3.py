@@ -37,7 +37,7 @@ from hybridtf.core import (
     init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GatedRMSNorm, PositiveRange, RMSNorm, accumulation_dtype
+from hybridtf.nn import GatedRMSNorm, PositiveRange, RMSNorm, accumulation_dtype, head_count
 from hybridtf.ops.documents import carried_state, mask_pads, running_sum
 
 
@@ -96,9 +96,7 @@ class Mamba3(RecurrentMixer):
         super().__init__()
         self.config = config
         inner = round(config.expand * ctx.d_model)
-        if inner % config.head_dim:
-            raise ctx.error(f"expand * d_model = {inner} is not divisible by head_dim = {config.head_dim}")
-        self.n_heads = heads = inner // config.head_dim
+        self.n_heads = heads = head_count(ctx, config.head_dim, inner, "expand * d_model")
         if heads % config.n_groups:
             raise ctx.error(f"{heads} heads are not divisible by n_groups = {config.n_groups}")
         shared, n = config.n_groups * config.d_state, config.d_state

@@ -6,7 +6,7 @@
     out = out_proj(norm(y))
 
 Linear attention with the queries of a second memory's inverse: where keys overlap, they no longer answer for each other. The
-system is solved by ``cg_steps`` steps of conjugate gradients, and the gradients are those of its solution. The norm is over
+system is solved by ``n_cg_steps`` steps of conjugate gradients, and the gradients are those of its solution. The norm is over
 each head's channels, with one weight for all heads; with ``output_gate`` its output is multiplied by silu(gate_proj(x)).
 
 Axes: b batch, t time, d d_model, h heads, k width of a head.
@@ -15,7 +15,8 @@ Axes: b batch, t time, d d_model, h heads, k width of a head.
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -24,20 +25,16 @@ from torch import Tensor, nn
 
 from hybridtf.core import (
     BuildContext,
-    Edges,
     Fixed,
     ParamSpec,
-    RecurrentMixer,
     Segments,
-    SequenceMixerConfig,
-    State,
     init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GatedRMSNorm, RMSNorm, ShortConvs, accumulation_dtype, head_width, l2_normalised
+from hybridtf.nn import GatedRMSNorm, MemoryConfig, MemoryMixer, ShortConvs, accumulation_dtype, head_width, l2_normalised
 
 
-class MesaConfig(SequenceMixerConfig):
+class MesaConfig(MemoryConfig):
     """Least squares over all tokens so far, as a mixer."""
 
     source: ClassVar[str] = "https://arxiv.org/abs/2506.05233"
@@ -50,24 +47,22 @@ class MesaConfig(SequenceMixerConfig):
     conv_bias: bool = False
     ridge_floor: float = Field(default=0.25, gt=0)
     """The least that is added to the diagonal of the system; it starts at 1, or at twice the floor where that is more."""
-    cg_steps: int = Field(default=30, gt=0)
+    n_cg_steps: int = Field(default=30, gt=0)
     """Steps of the solver. As many as ``head_dim`` solve it but for rounding; fewer do where keys point in few directions."""
     output_gate: bool = False
-    eps: float = Field(default=1e-5, gt=0)
-    chunk_size: int = Field(default=64, gt=0)
-    kernel: str = "auto"
-    conv_kernel: str = "auto"
 
     @classmethod
     def tiny(cls) -> Self:
-        return cls(n_heads=2, head_dim=3, cg_steps=12, chunk_size=4)
+        return cls(n_heads=2, head_dim=3, n_cg_steps=12, chunk_size=4)
 
     def build(self, ctx: BuildContext) -> Mesa:
         return Mesa(self, ctx)
 
 
-class Mesa(RecurrentMixer):
+class Mesa(MemoryMixer):
     """See :class:`MesaConfig`. Its state: K and V side by side, (b h k 2k), and the windows of the convolutions."""
+
+    roles, op = ("q", "k"), "mesa"
 
     def __init__(self, config: MesaConfig, ctx: BuildContext) -> None:
         super().__init__()
@@ -83,10 +78,8 @@ class Mesa(RecurrentMixer):
         place, widths = ctx.child("conv"), {"q": inner, "k": inner}
         self.conv = ShortConvs(place, widths, config.d_conv, bias=config.conv_bias, kernel=config.conv_kernel)
         self.gate_proj = nn.Linear(ctx.d_model, inner, bias=False, **ctx.factory) if config.output_gate else None
-        self.norm: GatedRMSNorm | RMSNorm = RMSNorm(ctx.child("norm", d_model=self.head_dim), config.eps)
-        if config.output_gate:
-            at = ctx.child("norm", d_model=inner)
-            self.norm = GatedRMSNorm(at, n_groups=heads, eps=config.eps, norm_first=True, shared_weight=True)
+        at = ctx.child("norm", d_model=inner)
+        self.norm = GatedRMSNorm(at, n_groups=heads, eps=config.eps, norm_first=True, shared_weight=True)
         self.out_proj = nn.Linear(inner, ctx.d_model, bias=False, **ctx.factory)
         sizes = {"n_heads": heads, "head_dim": self.head_dim, "v_dim": self.head_dim}
         self.mesa = ctx.bind_kernel("mesa", config.kernel, sizes=sizes)
@@ -99,29 +92,20 @@ class Mesa(RecurrentMixer):
             "out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True),
         }
 
-    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
-        shapes = {"S": (self.config.n_heads, self.head_dim, 2 * self.head_dim)}
-        dtype = accumulation_dtype(self.mesa.dtype)
-        memory = Fixed.empty(batch_size, shapes, dtype=dtype, device=self.mesa.device)
-        return {"memory": memory, "conv": self.conv.init_state(batch_size)}
+    def memory_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"S": (self.config.n_heads, self.head_dim, 2 * self.head_dim)}
 
-    def mix(
-        self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
-    ) -> tuple[Tensor, State | None]:
+    def recur(
+        self, x: Tensor, given: Mapping[str, Tensor], segments: Segments | None, memory: Fixed | None, **more: Any
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
         wide, heads = accumulation_dtype(x.dtype), self.config.n_heads
-        given = {"q": self.q_proj(x), "k": self.k_proj(x)}
-        found, windows = self.conv(given, segments, None if state is None else state["conv"])
         # Not rounded after the norm: the solver sees what the keys' lengths do to the system.
-        q, k = (l2_normalised(found[name].to(wide).unflatten(-1, (heads, -1))) for name in ("q", "k"))
+        q, k = (l2_normalised(given[name].to(wide).unflatten(-1, (heads, -1))) for name in self.roles)
         v: Tensor = self.v_proj(x).unflatten(-1, (heads, -1))
         ridge = F.softplus(self.ridge.to(wide)) + self.config.ridge_floor
         y, S = self.mesa(
             q, k, v, torch.sigmoid(self.b_proj(x).to(wide)), F.logsigmoid(self.a_proj(x).to(wide)), ridge=ridge,
-            initial_state=None if state is None else state["memory"]["S"], segments=segments,
-            chunk_size=self.config.chunk_size, n_steps=self.config.cg_steps, n_tokens=x.shape[1],
+            initial_state=None if memory is None else memory["S"], segments=segments, chunk_size=self.config.chunk_size,
+            n_steps=self.config.n_cg_steps, n_tokens=x.shape[1],
         )
-        normed = self.norm(y).flatten(-2) if self.gate_proj is None else self.norm(y.flatten(-2), self.gate_proj(x))
-        out = self.out_proj(normed)
-        if state is None:
-            return out, None
-        return out, {"memory": state["memory"].advance({"S": S}, segments, x.shape[1]), "conv": windows}
+        return self.out_proj(self.norm(y.flatten(-2), None if self.gate_proj is None else self.gate_proj(x))), {"S": S}

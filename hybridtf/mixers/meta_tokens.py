@@ -62,8 +62,7 @@ class MetaTokens(Combinator):
         super().__init__()
         self.config = config
         self.adopt({"mixer": config.mixer.build(ctx.child("mixer", max_seq_len=ctx.max_seq_len + config.n_tokens))}, ctx.where)
-        if self.reads or self.writes:
-            raise ctx.error(f"'meta_tokens' holds a mixer without edges; this one has {[*self.reads, *self.writes]}")
+        self.refuse_edges("meta_tokens", ctx, context=True)
         if ctx.causal and not leaves(self.parts()["mixer"].init_state(1)):
             raise ctx.error(f"'meta_tokens' needs a mixer with a state, and {config.mixer.type_name()!r} has none")
         self.takes = ()
@@ -119,8 +118,6 @@ class MetaTokens(Combinator):
         def step(part: Tensor, documents: Segments | None, leaf: State) -> tuple[Any, ...]:
             return part, leaf.advance({}, documents, part.shape[1])
 
-        if keep == 0:
-            return step(x, segments, seen)[1]  # type: ignore[no-any-return]
         return with_history(step, x[..., :0], segments, seen, keep, self._none_seen)[1]  # type: ignore[no-any-return]
 
     def _room(self, x: Tensor, segments: Segments | None, inner: State | None) -> _Room | None:

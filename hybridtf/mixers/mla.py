@@ -6,7 +6,7 @@
 
 The state holds [c_t, r_t] alone. Where few queries look at what it holds, ``kv_b_proj`` is absorbed into them.
 
-Axes: b batch, t time, s held tokens, d d_model, h heads, r kv_lora_rank + qk_rope_head_dim, v v_head_dim.
+Axes: b batch, t time, s held tokens, d d_model, h heads, r kv_lora_rank + qk_rope_head_dim, v v_dim.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MLAConfig(LatentConfig):
 
     @classmethod
     def tiny(cls) -> Self:
-        return cls(n_heads=2, q_lora_rank=5, kv_lora_rank=6, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=3)
+        return cls(n_heads=2, q_lora_rank=5, kv_lora_rank=6, qk_nope_head_dim=4, qk_rope_head_dim=4, v_dim=3)
 
     def build(self, ctx: BuildContext) -> MLA:
         return MLA(self, ctx)

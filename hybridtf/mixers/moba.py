@@ -22,8 +22,7 @@ from pydantic import Field
 from torch import Tensor
 
 from hybridtf.core import BuildContext, Context, Segments, State
-from hybridtf.nn import SparseMixer, SparseMixerConfig, accumulation_dtype
-from hybridtf.nn.pooled import empty_pooled, ended, pooled_with, tokens_of
+from hybridtf.nn import SparseMixer, SparseMixerConfig, accumulation_dtype, empty_pooled, ended, pooled_with, tokens_of
 from hybridtf.ops.block_sparse_attention import SparseRule, choose_blocks
 
 
@@ -73,6 +72,6 @@ class Moba(SparseMixer):
         pooled = pooled_with(leaf, {"k": wide.mean(2).to(self.attention.compute_dtype)}, ends, segments)
         own = held.places.position // self.size
         chosen = choose_blocks(q, pooled.data["k"], pooled.first, own, self.top_k - 1)
-        blocks = torch.cat([own[..., None, None].expand(-1, -1, self.heads, 1), chosen], -1)
+        blocks = torch.cat([own[..., None, None].expand(-1, -1, self.n_heads, 1), chosen], -1)
         y = self.out_proj(self.seen(q, held, self.rule, blocks=blocks).flatten(-2))
         return y, None if state is None else {"keys": held.leaf, "pooled": pooled.leaf}

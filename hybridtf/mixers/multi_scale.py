@@ -75,9 +75,7 @@ class MultiScale(Combinator):
             raise ctx.error("'multi_scale' looks back only, and this stack is not causal; wrap it in 'bidirectional'")
         parts = {f"scale{s}": config.mixer.build(ctx.child("mixer")) for s in config.scales}
         self.adopt(parts, ctx.where)
-        if self.reads or self.writes or self.needs_context:
-            asked = [*self.reads, *self.writes] or "a context"
-            raise ctx.error(f"'multi_scale' holds mixers of one sequence, and not one with edges or a context: {asked}")
+        self.refuse_edges("multi_scale", ctx, context=False)
         self.takes, self.causal_only = (), True
         self.cannot = {**self.cannot, "crop": "the state of a scale has moved on by a whole block"}
         self.scale_gain = nn.Parameter(torch.empty(len(config.scales), ctx.d_model, **ctx.factory))

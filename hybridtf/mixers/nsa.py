@@ -1,7 +1,7 @@
 """``nsa``: attention to compressed blocks, to the chosen ones among them, and to a window, weighed by gates.
 
     compressed  k_i = phi(keys of block i), v_i likewise; blocks of ``compress_size`` tokens, one every ``compress_stride``
-    selected    the ``n_selected`` blocks of ``block_size`` tokens on which p = softmax(q . k_i) falls most, summed over the
+    selected    the ``top_k`` blocks of ``block_size`` tokens on which p = softmax(q . k_i) falls most, summed over the
                 heads of a key head: the own block, the first and the one before the own always
     window      the last ``window`` tokens
     y_t = out( sum over the three of sigmoid(gate_t) * softmax attention to it )
@@ -24,8 +24,18 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, Context, Growing, ParamSpec, Ring, Segments, State, init
-from hybridtf.nn import SparseMixer, SparseMixerConfig, accumulation_dtype, token_positions
-from hybridtf.nn.pooled import Ended, empty_pooled, ended, entries_seen, pooled_with, tokens_of
+from hybridtf.nn import (
+    Ended,
+    SparseMixer,
+    SparseMixerConfig,
+    accumulation_dtype,
+    empty_pooled,
+    ended,
+    entries_seen,
+    pooled_with,
+    token_positions,
+    tokens_of,
+)
 from hybridtf.ops.block_sparse_attention import Held, SparseRule, hold, important_blocks
 
 
@@ -41,7 +51,7 @@ class NSAConfig(SparseMixerConfig):
     compress_stride: int = Field(default=16, gt=0)
     block_size: int = Field(default=64, gt=0)
     """Tokens of a block that is chosen: a multiple of ``compress_stride``."""
-    n_selected: int = Field(default=16, gt=0)
+    top_k: int = Field(default=16, gt=0)
     """Blocks that a query attends to, those that are always chosen included."""
     window: int = Field(default=512, gt=0)
     compression: Literal["mlp", "mean"] = "mlp"
@@ -58,7 +68,7 @@ class NSAConfig(SparseMixerConfig):
     @classmethod
     def tiny(cls) -> Self:
         return cls(
-            n_heads=4, n_kv_heads=2, head_dim=6, compress_size=2, compress_stride=1, block_size=2, n_selected=4, window=3
+            n_heads=4, n_kv_heads=2, head_dim=6, compress_size=2, compress_stride=1, block_size=2, top_k=4, window=3
         )
 
     def build(self, ctx: BuildContext) -> NSA:
@@ -98,7 +108,7 @@ class NSA(SparseMixer):
         for branch in ("compress", "window"):
             for role in ("k", "v"):
                 setattr(self, f"{branch}_{role}_proj", nn.Linear(ctx.d_model, kv, bias=config.qkv_bias, **ctx.factory))
-        self.gate_proj = nn.Linear(ctx.d_model, 3 * self.heads, bias=False, **ctx.factory)
+        self.gate_proj = nn.Linear(ctx.d_model, 3 * self.n_heads, bias=False, **ctx.factory)
         learned = config.compression == "mlp"
         self.compress_k = Compression(ctx.child("compress_k"), config.compress_size, self.head_dim, learned=learned)
         self.compress_v = Compression(ctx.child("compress_v"), config.compress_size, self.head_dim, learned=learned)
@@ -129,7 +139,7 @@ class NSA(SparseMixer):
             self.seen(q, held["selected"], SparseRule(block=self.config.block_size), blocks=blocks),
             self.seen(q, held["window"], SparseRule(window=self.config.window)),
         ]
-        gates = torch.sigmoid(self.gate_proj(x)).unflatten(-1, (self.heads, 3)).unbind(-1)
+        gates = torch.sigmoid(self.gate_proj(x)).unflatten(-1, (self.n_heads, 3)).unbind(-1)
         y = sum(gate[..., None] * part for gate, part in zip(gates, parts, strict=True))
         out = self.out_proj(y.flatten(-2))
         return out, None if state is None else {**{name: of.leaf for name, of in held.items()}, "pooled": pooled}
@@ -161,6 +171,6 @@ class NSA(SparseMixer):
         own = torch.div(selected.places.position, c.block_size, rounding_mode="floor")
         strides = {"ratio": c.block_size // c.compress_stride, "spread": c.compress_size // c.compress_stride}
         blocks = important_blocks(
-            q, pooled.data["k"], pooled.first, places.position + 1, own, c.n_selected, scale=self.head_dim**-0.5, **strides
+            q, pooled.data["k"], pooled.first, places.position + 1, own, c.top_k, scale=self.head_dim**-0.5, **strides
         )
         return y, blocks, pooled.leaf

@@ -17,20 +17,27 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from hybridtf.core import BuildContext, Context, Growing, ParamSpec, Segments, State, with_history
-from hybridtf.core.init import fan_in
+from hybridtf.core import (
+    BuildContext,
+    Component,
+    Context,
+    Growing,
+    NormConfig,
+    Segments,
+    State,
+    with_history,
+)
 from hybridtf.nn import (
+    Bottleneck,
     HeadCountsConfig,
     Held,
-    HeldAttention,
-    RMSNorm,
+    HeldHeads,
     ShortConv,
     accumulation_dtype,
     forget_sums,
     l2_normalised,
+    wide_dtype,
 )
-from hybridtf.nn.bottleneck import Bottleneck
-from hybridtf.nn.positions.angles import wide_dtype
 from hybridtf.ops.attention import AttentionMask
 
 
@@ -43,62 +50,48 @@ class PathAttentionConfig(HeadCountsConfig):
 
     forget_gate: bool = False
     """Heads forget as well (PaTH-FoX)."""
-    qk_norm: bool = False
-    """RMS norms of each head's queries and keys."""
-    low_rank: bool = True
-    """``w_proj`` is two matrices with ``rank`` channels between them; else one."""
-    rank: int = Field(default=32, gt=0)
-    w_conv: bool = True
-    """A short convolution with silu on w."""
-    d_conv: int = Field(default=3, gt=0)
-    """Its taps."""
-    eps: float = Field(default=1e-6, gt=0)
-    """Of the norms."""
+    qk_norm: Component[NormConfig] | None = None
+    """A norm of each head's queries and keys."""
+    w_rank: int = Field(default=32, ge=0)
+    """Channels between the two matrices of ``w_proj``; 0: one whole matrix."""
+    d_conv: int = Field(default=3, ge=0)
+    """Taps of a short convolution with silu on w; 0: none."""
+    conv_kernel: str = "auto"
 
     @classmethod
     def tiny(cls) -> Self:
-        return cls(n_heads=4, n_kv_heads=2, head_dim=4, rank=3)
+        return cls(n_heads=4, n_kv_heads=2, head_dim=4, w_rank=3)
 
     def build(self, ctx: BuildContext) -> PathAttention:
         return PathAttention(self, ctx)
 
 
-class PathAttention(HeldAttention):
+class PathAttention(HeldHeads):
     """See :class:`PathAttentionConfig`. Its state is a dict: ``held`` keys, values, w, beta and sums of log gates, and the
     convolution's window."""
 
     def __init__(self, config: PathAttentionConfig, ctx: BuildContext) -> None:
-        super().__init__()
-        self.config, self.causal, self.head_dim = config, ctx.causal, config.width_in(ctx)
-        h, g = config.n_heads, config.n_kv_heads or config.n_heads
-        self.n_heads, self.n_kv_heads = h, g
-        inner, kv = h * self.head_dim, g * self.head_dim
-        self.q_proj, self.k_proj, self.v_proj = (
-            nn.Linear(ctx.d_model, width, bias=False, **ctx.factory) for width in (inner, kv, kv)
-        )
+        super().__init__(config, ctx)
+        self.config, h, g = config, self.n_heads, self.n_kv_heads
+        kv = g * self.head_dim
         self.w_proj: nn.Module = nn.Linear(ctx.d_model, kv, bias=False, **ctx.factory)
-        if config.low_rank:
-            self.w_proj = Bottleneck(ctx.child("w_proj"), config.rank, kv, bias=False)
+        if config.w_rank:
+            self.w_proj = Bottleneck(ctx.child("w_proj"), config.w_rank, kv, bias=False)
         self.beta_proj = nn.Linear(ctx.d_model, g, bias=True, **ctx.factory)
         self.f_proj = nn.Linear(ctx.d_model, h, bias=True, **ctx.factory) if config.forget_gate else None
-        self.out_proj = nn.Linear(inner, ctx.d_model, bias=False, **ctx.factory)
-        head = ctx.child("norm", d_model=self.head_dim)
-        self.q_norm, self.k_norm = (RMSNorm(head, config.eps) if config.qk_norm else None for _ in range(2))
+        head, norm = ctx.child("qk_norm", d_model=self.head_dim), config.qk_norm
+        self.q_norm, self.k_norm = (None if norm is None else norm.build(head) for _ in range(2))
         self.conv = None
-        if config.w_conv:
-            self.conv = ShortConv(ctx.child("conv", d_model=kv), config.d_conv, bias=False, activation="silu")
-        self.place(None)
-        self.causal_only, self.takes = True, ()
-        sizes = {"n_heads": h, "n_kv_heads": g, "head_dim": self.head_dim, "v_dim": self.head_dim}
+        if config.d_conv:
+            self.conv = ShortConv(
+                ctx.child("conv", d_model=kv), config.d_conv, bias=False, activation="silu", kernel=config.conv_kernel
+            )
+        self.place(None, looks_back=True)
         features = {"decay"} if config.forget_gate else set()
-        self.attention = ctx.bind_kernel("path_attention", config.kernel, sizes=sizes, features=features)
-
-    def param_specs(self) -> dict[str, ParamSpec]:
-        return {"out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)}
+        self.attention = ctx.bind_kernel("path_attention", config.kernel, sizes=self.kernel_sizes(), features=features)
 
     def held_shapes(self) -> dict[str, tuple[int, ...]]:
-        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("k", "v", "w"), (self.n_kv_heads, self.head_dim))
-        shapes["beta"] = (self.n_kv_heads,)
+        shapes = {**super().held_shapes(), "w": (self.n_kv_heads, self.head_dim), "beta": (self.n_kv_heads,)}
         return {**shapes, "decay": (self.n_heads,)} if self.config.forget_gate else shapes
 
     def held_dtypes(self) -> dict[str, torch.dtype]:
@@ -115,10 +108,10 @@ class PathAttention(HeldAttention):
         leaf: Growing | None = None if state is None else state["held"]
         x, positions = self.enter(x, segments, state, leaf)
         w, window = self._axes(x, segments, state, keep)
-        q, k = (self._heads(p(x), norm) for p, norm in ((self.q_proj, self.q_norm), (self.k_proj, self.k_norm)))
+        q, k = (self.split(p(x), norm) for p, norm in ((self.q_proj, self.q_norm), (self.k_proj, self.k_norm)))
         logits = self.beta_proj(x)
         beta = 2 * torch.sigmoid(logits.to(accumulation_dtype(logits.dtype)))
-        new, added = {"k": k, "v": self._heads(self.v_proj(x), None), "w": w, "beta": beta}, {}
+        new, added = {"k": k, "v": self.split(self.v_proj(x)), "w": w, "beta": beta}, {}
         if self.f_proj is not None:
             new["decay"] = added["q_decay"] = forget_sums(self.f_proj(x), segments, leaf)
         y, held = self.attend(q, new, positions, segments, leaf, keep, added)
@@ -130,15 +123,9 @@ class PathAttention(HeldAttention):
     ) -> tuple[Tensor, State | None]:
         """w (b t g k) of a call's tokens, and the convolution's window after it."""
         w, window, conv = self.w_proj(x), None, self.conv
-        if conv is not None and state is not None and keep:
-            w, window = with_history(conv, w, segments, state["conv"], keep, conv.init_state)
-        elif conv is not None:
-            w, window = conv(w, segments, None if state is None else state["conv"])
-        return l2_normalised(self._heads(w, None)), window
-
-    def _heads(self, flat: Tensor, norm: nn.Module | None) -> Tensor:
-        heads: Tensor = flat.unflatten(-1, (-1, self.head_dim))
-        return heads if norm is None else norm(heads)
+        if conv is not None:
+            w, window = with_history(conv, w, segments, None if state is None else state["conv"], keep, conv.init_state)
+        return l2_normalised(self.split(w)), window
 
     def read(self, q: Tensor, held: Held, mask: AttentionMask) -> Tensor:
         y: Tensor = self.attention(q, held["k"], held["v"], held["w"], held["beta"], mask, n_tokens=q.shape[1])

@@ -29,16 +29,13 @@ from hybridtf.core import (
     init,
     with_history,
 )
-from hybridtf.core.init import fan_in
 from hybridtf.nn import (
     HeadCountsConfig,
-    Held,
-    HeldAttention,
+    HeldHeads,
     RMSNorm,
     ShortConv,
     accumulation_dtype,
 )
-from hybridtf.ops.attention import AttentionMask
 
 
 class RelativeAttentionConfig(HeadCountsConfig):
@@ -62,6 +59,7 @@ class RelativeAttentionConfig(HeadCountsConfig):
     log_alpha: float = Field(default=0.1, gt=0)
     d_conv: int = Field(default=4, gt=1)
     """Taps of the convolutions."""
+    conv_kernel: str = "auto"
     out_conv: bool = True
     """The output of ``out_proj`` is convolved too."""
     eps: float = Field(default=1e-6, gt=0)
@@ -84,43 +82,30 @@ class _KeysValues(NamedTuple):
     v: Tensor
 
 
-class RelativeAttention(HeldAttention):
+class RelativeAttention(HeldHeads):
     """See :class:`RelativeAttentionConfig`. Its state is a dict: ``held`` keys and values, and each convolution's window."""
 
     def __init__(self, config: RelativeAttentionConfig, ctx: BuildContext) -> None:
-        super().__init__()
-        self.config, self.causal, self.head_dim = config, ctx.causal, config.width_in(ctx)
+        super().__init__(config, ctx)
+        self.config = config
         self.window, self.dropout, self.scale = config.window, config.dropout, 1.0 / self.head_dim
-        h, g = config.n_heads, config.n_kv_heads or config.n_heads
-        self.n_heads, self.n_kv_heads = h, g
-        inner, kv = h * self.head_dim, g * self.head_dim
-        self.q_proj, self.k_proj, self.v_proj, self.r_proj = (
-            nn.Linear(ctx.d_model, width, bias=False, **ctx.factory) for width in (inner, kv, kv, h * config.d_rel)
-        )
-        self.out_proj = nn.Linear(inner, ctx.d_model, bias=False, **ctx.factory)
+        kv = self.n_kv_heads * self.head_dim
+        self.r_proj = nn.Linear(ctx.d_model, self.n_heads * config.d_rel, bias=False, **ctx.factory)
         self.rel_bank = nn.Parameter(torch.empty(config.d_rel, config.rel_extent, **ctx.factory))
         head = ctx.child("norm", d_model=self.head_dim)
         self.q_norm, self.k_norm = (RMSNorm(head, config.eps) for _ in range(2))
         self.k_conv, self.v_conv = (self._conv(ctx.child(name, d_model=kv)) for name in ("k_conv", "v_conv"))
         self.out_conv = self._conv(ctx) if config.out_conv else None
-        self.place(None)
-        self.causal_only, self.takes = True, ()  # the convolutions look back
-        sizes = {"n_heads": h, "n_kv_heads": g, "head_dim": self.head_dim, "v_dim": self.head_dim}
+        self.place(None, looks_back=True)  # as the convolutions do
         has = {"relative": True, "window": config.window is not None, "dropout": config.dropout > 0}
         features = {name for name, on in has.items() if on}
-        self.attention = ctx.bind_kernel("attention", config.kernel, sizes=sizes, features=features)
+        self.attention = ctx.bind_kernel("attention", config.kernel, sizes=self.kernel_sizes(), features=features)
 
     def _conv(self, ctx: BuildContext) -> ShortConv:
-        return ShortConv(ctx, self.config.d_conv, bias=False, activation=None)
+        return ShortConv(ctx, self.config.d_conv, bias=False, activation=None, kernel=self.config.conv_kernel)
 
     def param_specs(self) -> dict[str, ParamSpec]:
-        return {
-            "out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True),
-            "rel_bank": ParamSpec("matrix", init.normal(0.02)),
-        }
-
-    def held_shapes(self) -> dict[str, tuple[int, ...]]:
-        return dict.fromkeys(("k", "v"), (self.n_kv_heads, self.head_dim))
+        return {**super().param_specs(), "rel_bank": ParamSpec("matrix", init.normal(0.02))}
 
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         state: dict[str, State] = {"held": super().init_state(batch_size, max_len), **self._carried(batch_size)}
@@ -136,11 +121,8 @@ class RelativeAttention(HeldAttention):
         leaf = None if state is None else state["held"]
         x, positions = self.enter(x, segments, state, leaf)
         carried = None if state is None else {name: state[name] for name in ("k_conv", "v_conv")}
-        if carried is None or keep == 0:
-            new, carried = self._keys_values(x, segments, carried)
-        else:
-            new, carried = with_history(self._keys_values, x, segments, carried, keep, self._carried)
-        q = self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.head_dim)))
+        new, carried = with_history(self._keys_values, x, segments, carried, keep, self._carried)
+        q = self.split(self.q_proj(x), self.q_norm)
         sharp = self._sharpness(positions, accumulation_dtype(x.dtype))
         rel_q = self.r_proj(x).unflatten(-1, (self.n_heads, -1))
         added = {"rel_q": _times(rel_q, sharp), "rel_bank": self.rel_bank}
@@ -157,8 +139,8 @@ class RelativeAttention(HeldAttention):
         given = dict.fromkeys(("k_conv", "v_conv")) if carried is None else carried
         k, k_conv = _convolved(self.k_conv, self.k_proj(x), segments, given["k_conv"])
         v, v_conv = _convolved(self.v_conv, self.v_proj(x), segments, given["v_conv"])
-        k, v = (z.unflatten(-1, (-1, self.head_dim)) for z in (k, v))
-        return _KeysValues(self.k_norm(k), v), None if carried is None else {"k_conv": k_conv, "v_conv": v_conv}
+        new = _KeysValues(self.split(k, self.k_norm), self.split(v))
+        return new, None if carried is None else {"k_conv": k_conv, "v_conv": v_conv}
 
     def _convolved_out(
         self, out: Tensor, segments: Segments | None, window: State | None, after: dict[str, State] | None, keep: int
@@ -169,13 +151,8 @@ class RelativeAttention(HeldAttention):
         def step(x: Tensor, part: Segments | None, before: State | None) -> tuple[Tensor, State | None]:
             return _convolved(conv, x, part, before)
 
-        if window is None or after is None:
-            return step(out, segments, None)
-        if keep == 0:
-            y, last = step(out, segments, window)
-        else:
-            y, last = with_history(step, out, segments, window, keep, conv.init_state)
-        return y, {**after, "out_conv": last}
+        y, last = with_history(step, out, segments, window, keep, conv.init_state)
+        return y, None if after is None else {**after, "out_conv": last}
 
     def _sharpness(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
         """(b t) tau of each token; None: 1."""
@@ -183,9 +160,6 @@ class RelativeAttention(HeldAttention):
             return None
         places = (positions + 1).to(dtype)
         return 1.0 + self.config.log_alpha * torch.log((places / self.config.log_floor).clamp(min=1.0))
-
-    def read(self, q: Tensor, held: Held, mask: AttentionMask) -> Tensor:
-        return self.score(q, held["k"], held["v"], mask)
 
 
 def _convolved(conv: ShortConv, x: Tensor, segments: Segments | None, window: State | None) -> tuple[Tensor, State | None]:

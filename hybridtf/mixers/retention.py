@@ -22,19 +22,20 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from hybridtf.core import BuildContext, Edges, Fixed, QueryKeyPosition, Segments, SequenceMixerConfig, State
+from hybridtf.core import BuildContext, Fixed, QueryKeyPosition, Segments, SequenceMixerConfig
 from hybridtf.nn import (
     Alibi,
     GatedRMSNorm,
     LayerNorm,
     LinearHeads,
+    MemoryConfig,
     RMSNorm,
     RopeConfig,
-    ShortConvs,
     Written,
     accumulation_dtype,
     head_width,
     retention_log_decay,
+    short_convs,
     token_positions,
     told,
 )
@@ -56,7 +57,7 @@ class RetNetConfig(SequenceMixerConfig):
     n_heads: int = Field(default=8, gt=0)
     expand_v: float = Field(default=2.0, gt=0)
     """Width of all heads' values together, in units of d_model."""
-    theta: float = Field(default=10000.0, gt=0)
+    rope_theta: float = Field(default=10000.0, gt=0)
     """Base of the rotation."""
     output_norm: Literal["group_norm", "rms_norm"] = "group_norm"
     """Of each head, before the gate. ``group_norm``: that of the paper. ``rms_norm``: without mean, weight and bias, as the
@@ -89,7 +90,7 @@ class RetNet(LinearHeads):
         )
         self.config = config
         self.gate_proj = nn.Linear(ctx.d_model, heads * v_dim, bias=False, **ctx.factory)
-        self.position = rotation(ctx, k_dim, config.theta)
+        self.position = rotation(ctx, k_dim, config.rope_theta)
         self.output_norm: LayerNorm | RMSNorm
         if config.output_norm == "group_norm":
             place = ctx.child("output_norm", d_model=heads * v_dim)
@@ -148,11 +149,8 @@ class LightningAttention(LinearHeads):
         # The published small numbers, which keep the quotient defined for one layer and the last layer's decay above 0.
         self.depth_factor = 1 - ctx.layer_idx / (max(ctx.n_layers, ctx.layer_idx + 1) - 1 + 1e-5) + 1e-5
 
-    def mix(
-        self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
-    ) -> tuple[Tensor, State | None]:
-        q, k, v = (F.silu(proj(x)) for proj in (self.q_proj, self.k_proj, self.v_proj))
-        return self.remember(q, k, v, x, segments, state)
+    def projected(self, x: Tensor) -> dict[str, Tensor]:
+        return {role: F.silu(given) for role, given in super().projected(x).items()}
 
     def written(self, q: Tensor, k: Tensor, x: Tensor, segments: Segments | None, state: Fixed | None) -> Written:
         log_a = self.slopes(self.n_heads, x.device) * -self.depth_factor
@@ -163,7 +161,7 @@ class LightningAttention(LinearHeads):
         return normed
 
 
-class SimpleGLAConfig(SequenceMixerConfig):
+class SimpleGLAConfig(MemoryConfig):
     """Simple GLA: linear attention with one decay a head that the token gives, and short convolutions. Gated RetNet is
     ``rotary`` with ``d_conv`` = 0."""
 
@@ -180,11 +178,6 @@ class SimpleGLAConfig(SequenceMixerConfig):
     conv_bias: bool = False
     rotary: bool = False
     """Turn queries and keys by position."""
-    eps: float = Field(default=1e-5, gt=0)
-    """Of the norm."""
-    chunk_size: int = Field(default=64, gt=0)
-    kernel: str = "auto"
-    conv_kernel: str = "auto"
 
     @classmethod
     def tiny(cls) -> Self:
@@ -212,27 +205,10 @@ class SimpleGLA(LinearHeads):
             shared_weight=True,
         )
         self.position = rotation(ctx, k_dim, 10000.0) if config.rotary else None
-        self.conv = None
-        if config.d_conv:
-            widths = {"q": heads * k_dim, "k": heads * k_dim, "v": heads * v_dim}
-            self.conv = ShortConvs(
-                ctx.child("conv"), widths, config.d_conv, bias=config.conv_bias, kernel=config.conv_kernel
-            )
-
-    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
-        heads = super().init_state(batch_size, max_len)
-        return {"heads": heads, **({} if self.conv is None else {"conv": self.conv.init_state(batch_size)})}
-
-    def mix(
-        self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
-    ) -> tuple[Tensor, State | None]:
-        given = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
-        after = {}
-        if self.conv is not None:
-            given, convs = self.conv(given, segments, None if state is None else state["conv"])
-            after["conv"] = convs
-        out, heads = self.remember(**given, x=x, segments=segments, state=None if state is None else state["heads"])
-        return out, None if state is None else {"heads": heads, **after}
+        self.conv = short_convs(
+            ctx.child("conv"), {"q": heads * k_dim, "k": heads * k_dim, "v": heads * v_dim}, config.d_conv,
+            bias=config.conv_bias, kernel=config.conv_kernel,
+        )
 
     def written(self, q: Tensor, k: Tensor, x: Tensor, segments: Segments | None, state: Fixed | None) -> Written:
         if self.position is not None:

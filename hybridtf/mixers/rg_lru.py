@@ -7,12 +7,12 @@ The second is the temporal block of RecurrentGemma (its ``linear_y``, ``linear_x
 ``in_proj`` and ``out_proj``). The first is the recurrence alone between two projections: what is left of the block without
 its convolution and its gate. :class:`~hybridtf.nn.RGLRU` has the equations.
 
-Axes: b batch, t time, d d_model, c d_rnn.
+Axes: b batch, t time, d d_model, c d_inner.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor, nn
@@ -35,8 +35,8 @@ class _RecurrenceConfig(SequenceMixerConfig):
     """Options of the recurrence that both mixers share."""
 
     n_heads: int = Field(gt=0)
-    """Diagonal blocks of the two gates' matrices; must divide ``d_rnn``."""
-    d_rnn: int | None = Field(default=None, gt=0)
+    """Diagonal blocks of the two gates' matrices; must divide ``d_inner``."""
+    d_inner: int | None = Field(default=None, gt=0)
     """Channels of the recurrence. None: d_model."""
     a_range: tuple[float, float] = (0.9, 0.999)
     """exp(-softplus(Lambda)) starts in this range; at gate r the decay is the (decay_power r)-th power of it."""
@@ -69,7 +69,7 @@ class RGLRUConfig(_RecurrenceConfig):
 
     @classmethod
     def tiny(cls) -> Self:
-        return cls(n_heads=2, d_rnn=8)
+        return cls(n_heads=2, d_inner=8)
 
     def build(self, ctx: BuildContext) -> RGLRUMixer:
         return RGLRUMixer(self, ctx)
@@ -90,7 +90,7 @@ class GriffinRecurrentConfig(_RecurrenceConfig):
 
     @classmethod
     def tiny(cls) -> Self:
-        return cls(n_heads=2, d_rnn=8)
+        return cls(n_heads=2, d_inner=8)
 
     def build(self, ctx: BuildContext) -> GriffinRecurrent:
         return GriffinRecurrent(self, ctx)
@@ -102,7 +102,7 @@ class RGLRUMixer(SequenceMixer):
     def __init__(self, config: RGLRUConfig, ctx: BuildContext) -> None:
         super().__init__()
         self.config = config
-        width = config.d_rnn or ctx.d_model
+        width = config.d_inner or ctx.d_model
         self.in_proj = nn.Linear(ctx.d_model, width, bias=config.bias, **ctx.factory)
         self.rg_lru = config.recurrence(ctx, width)
         self.out_proj = nn.Linear(width, ctx.d_model, bias=config.bias, **ctx.factory)
@@ -127,7 +127,7 @@ class GriffinRecurrent(SequenceMixer):
     def __init__(self, config: GriffinRecurrentConfig, ctx: BuildContext) -> None:
         super().__init__()
         self.config, self.activation = config, activation(config.activation)
-        width = config.d_rnn or ctx.d_model
+        width = config.d_inner or ctx.d_model
         self.gate_proj = nn.Linear(ctx.d_model, width, bias=config.bias, **ctx.factory)
         self.in_proj = nn.Linear(ctx.d_model, width, bias=config.bias, **ctx.factory)
         self.conv = ShortConv(
@@ -147,16 +147,8 @@ class GriffinRecurrent(SequenceMixer):
         keep: int = 0,
     ) -> tuple[Tensor, State | None]:
         gate, inner = self.activation(self.gate_proj(x)), self.in_proj(x)
-        if state is None:
-            inner, _ = self.conv(inner, segments, None)
-            h, _ = self.rg_lru(inner, segments, None)
-            return self.out_proj(gate * h), None
-        inner, conv = self._convolve(inner, segments, state["conv"], keep)
-        h, rnn = self.rg_lru(inner, segments, state["rnn"], keep)
-        return self.out_proj(gate * h), {"conv": conv, "rnn": rnn}
-
-    def _convolve(self, x: Tensor, segments: Segments | None, state: State, keep: int) -> tuple[Any, ...]:
-        """Only the convolution walks through the last tokens to remember them; the recurrence gives all its states."""
-        if keep == 0:
-            return tuple(self.conv(x, segments, state))
-        return with_history(self.conv, x, segments, state, keep, self.conv.init_state)
+        window, held = (None, None) if state is None else (state["conv"], state["rnn"])
+        # Only the convolution walks through the last tokens to remember them; the recurrence gives all its states.
+        inner, conv = with_history(self.conv, inner, segments, window, keep, self.conv.init_state)
+        h, rnn = self.rg_lru(inner, segments, held, keep)
+        return self.out_proj(gate * h), None if state is None else {"conv": conv, "rnn": rnn}

@@ -27,8 +27,7 @@ from hybridtf.core import (
     State,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import TokenShift, accumulation_dtype
-from hybridtf.nn.ramps import depth, pattern, ramp
+from hybridtf.nn import TokenShift, accumulation_dtype, channel_pattern, channel_ramp, layer_depth
 
 
 class RWKV4Config(SequenceMixerConfig):
@@ -41,6 +40,7 @@ class RWKV4Config(SequenceMixerConfig):
     """Channels of the recurrence. None: d_model."""
     chunk_size: int = Field(default=32, gt=0)
     kernel: str = "auto"
+    conv_kernel: str = "auto"
 
     @classmethod
     def tiny(cls) -> Self:
@@ -56,9 +56,9 @@ class RWKV4(RecurrentMixer):
     def __init__(self, config: RWKV4Config, ctx: BuildContext) -> None:
         super().__init__()
         self.config = config
-        self.depth = depth(ctx)
+        self.depth = layer_depth(ctx)
         width, inner = ctx.d_model, config.d_inner or ctx.d_model
-        self.shift = TokenShift(ctx.child("shift"))
+        self.shift = TokenShift(ctx.child("shift"), config.conv_kernel)
         self.mix_r, self.mix_k, self.mix_v = (nn.Parameter(torch.empty(width, **ctx.factory)) for _ in range(3))
         self.r_proj = nn.Linear(width, inner, bias=False, **ctx.factory)
         self.k_proj = nn.Linear(width, inner, bias=False, **ctx.factory)
@@ -73,11 +73,11 @@ class RWKV4(RecurrentMixer):
         rising, falling = self.depth
         width, inner = self.r_proj.in_features, self.r_proj.out_features
         return {
-            "mix_k": ramp(width, falling),
-            "mix_v": ramp(width, falling, offset=0.3 * rising),
-            "mix_r": ramp(width, 0.5 * falling),
-            "time_decay": pattern(lambda i: -5 + 8 * (i / max(inner - 1, 1)) ** (0.7 + 1.3 * rising)),
-            "time_first": pattern(lambda i: math.log(0.3) + 0.5 * ((i + 1) % 3 - 1)),
+            "mix_k": channel_ramp(width, falling),
+            "mix_v": channel_ramp(width, falling, offset=0.3 * rising),
+            "mix_r": channel_ramp(width, 0.5 * falling),
+            "time_decay": channel_pattern(lambda i: -5 + 8 * (i / max(inner - 1, 1)) ** (0.7 + 1.3 * rising)),
+            "time_first": channel_pattern(lambda i: math.log(0.3) + 0.5 * ((i + 1) % 3 - 1)),
             "out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True),
         }
 

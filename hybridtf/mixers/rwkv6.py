@@ -36,9 +36,16 @@ from hybridtf.core import (
     init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import LayerNorm, TokenShift, accumulation_dtype
-from hybridtf.nn.bottleneck import Bottleneck
-from hybridtf.nn.ramps import depth, pattern, ramp
+from hybridtf.nn import (
+    Bottleneck,
+    LayerNorm,
+    TokenShift,
+    accumulation_dtype,
+    channel_pattern,
+    channel_ramp,
+    head_count,
+    layer_depth,
+)
 
 
 class _RWKVConfig(SequenceMixerConfig):
@@ -95,10 +102,8 @@ class _RWKV(RecurrentMixer):
     def __init__(self, config: _RWKVConfig, ctx: BuildContext) -> None:
         super().__init__()
         self.config, d = config, ctx.d_model
-        if d % config.head_dim:
-            raise ctx.error(f"d_model = {d} is not divisible by head_dim = {config.head_dim}")
-        self.n_heads = d // config.head_dim
-        self.depth = depth(ctx)
+        self.n_heads = head_count(ctx, config.head_dim)
+        self.depth = layer_depth(ctx)
         self.shift = TokenShift(ctx.child("shift"), config.conv_kernel)
         self.mu = nn.Parameter(torch.empty(len(self.inputs), d, **ctx.factory))
         self.decay = nn.Parameter(torch.empty(d, **ctx.factory))
@@ -183,7 +188,7 @@ class RWKV6(_RWKV):
         nothing, little = ParamSpec("matrix", init.constant(0.0)), ParamSpec("matrix", init.uniform(-0.01, 0.01))
         return {
             **super().param_specs(),
-            "mu_x": ramp(self.mu_x.numel(), self.depth[1], falling=True),
+            "mu_x": channel_ramp(self.mu_x.numel(), self.depth[1], falling=True),
             "mix_down_proj.weight": nothing, "mix_up": little,
             "decay_proj.down_proj.weight": nothing, "decay_proj.up_proj.weight": little,
         }
@@ -206,14 +211,14 @@ def _mixes(inputs: tuple[str, ...], width: int, rising: float, falling: float) -
     """How much of the token before each input takes: less in high channels, and less in late layers."""
     powers = torch.tensor([[falling * (0.5 if name in "rg" else 1.0)] for name in inputs])
     less = torch.tensor([[0.3 * rising if name == "v" else 0.0] for name in inputs])
-    return pattern(lambda i: 1 - (i[:width] / width) ** powers - less)
+    return channel_pattern(lambda i: 1 - (i[:width] / width) ** powers - less)
 
 
 def _decays(width: int, rising: float) -> ParamSpec:
     """log(-log w) from -6, which forgets slowly, to -1."""
-    return pattern(lambda i: -6 + 5 * (i / max(width - 1, 1)) ** (0.7 + 1.3 * rising))
+    return channel_pattern(lambda i: -6 + 5 * (i / max(width - 1, 1)) ** (0.7 + 1.3 * rising))
 
 
 def _bonus(width: int, rising: float) -> ParamSpec:
     """Falling over channels, the more the later the layer; and a pattern of three."""
-    return pattern(lambda i: rising * (1 - i / max(width - 1, 1)) + ((i + 1) % 3 - 1) * 0.1)
+    return channel_pattern(lambda i: rising * (1 - i / max(width - 1, 1)) + ((i + 1) % 3 - 1) * 0.1)

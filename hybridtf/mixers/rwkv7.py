@@ -34,9 +34,18 @@ from hybridtf.core import (
     init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import LayerNorm, TokenShift, accumulation_dtype, l2_normalised
-from hybridtf.nn.bottleneck import Bottleneck
-from hybridtf.nn.ramps import depth, pattern, ramp, scaled_orthogonal
+from hybridtf.nn import (
+    Bottleneck,
+    LayerNorm,
+    TokenShift,
+    accumulation_dtype,
+    channel_pattern,
+    channel_ramp,
+    head_count,
+    l2_normalised,
+    layer_depth,
+    scaled_orthogonal,
+)
 
 FIRST_VALUES = "rwkv7_first_values"
 
@@ -54,11 +63,12 @@ class RWKV7Config(SequenceMixerConfig):
     a_rank: int | None = Field(default=None, gt=0)
     v_rank: int | None = Field(default=None, gt=0)
     gate_rank: int | None = Field(default=None, gt=0)
-    first_values: Literal["auto", "write", "read", "none"] = "auto"
-    """``auto``: the first RWKV-7 layer of a stack writes its values as an edge, and later ones mix them into their own.
-    ``write``, ``read``: the part of such a layer, by name. ``none``: own values alone."""
+    value_residual: Literal["none", "auto", "first", "later"] = "auto"
+    """Later layers mix the first layer's values into theirs. ``auto``: the first such layer of the stack is the first, and the
+    others are later ones; ``first``, ``later``: by name; ``none``: own values alone."""
     chunk_size: int = Field(default=32, gt=0)
     kernel: str = "auto"
+    conv_kernel: str = "auto"
 
     @classmethod
     def tiny(cls) -> Self:
@@ -84,16 +94,14 @@ class RWKV7(RecurrentMixer):
         super().__init__()
         self.config = config
         width, factory = ctx.d_model, ctx.factory
-        if width % config.head_dim:
-            raise ctx.error(f"d_model = {width} is not divisible by head_dim = {config.head_dim}")
-        self.n_heads = width // config.head_dim
-        self.depth, self.height = depth(ctx), (ctx.layer_idx + 1) / max(ctx.n_layers, ctx.layer_idx + 1)
-        told = config.first_values
-        if told == "auto":
-            told = "read" if FIRST_VALUES in ctx.edges else "write"
-        self.reads = (FIRST_VALUES,) if told == "read" else ()
-        self.writes = (FIRST_VALUES,) if told == "write" else ()
-        self.shift = TokenShift(ctx.child("shift"))
+        self.n_heads = head_count(ctx, config.head_dim)
+        self.depth, self.height = layer_depth(ctx), (ctx.layer_idx + 1) / max(ctx.n_layers, ctx.layer_idx + 1)
+        role = config.value_residual
+        if role == "auto":
+            role = "later" if FIRST_VALUES in ctx.edges else "first"
+        self.reads = (FIRST_VALUES,) if role == "later" else ()
+        self.writes = (FIRST_VALUES,) if role == "first" else ()
+        self.shift = TokenShift(ctx.child("shift"), config.conv_kernel)
         for name in "rwkvag":
             self.register_parameter(f"mix_{name}", nn.Parameter(torch.empty(width, **factory)))
         self.k_k, self.k_a, self.r_k = (nn.Parameter(torch.empty(width, **factory)) for _ in range(3))
@@ -112,7 +120,7 @@ class RWKV7(RecurrentMixer):
         """Those of the authors' code: channels from slow to fast, loras silent at the start."""
         (rising, falling), n, width = self.depth, self.config.head_dim, self.r_proj.in_features
         powers = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}
-        specs = {f"mix_{name}": ramp(width, power * falling, falling=True) for name, power in powers.items()}
+        specs = {f"mix_{name}": channel_ramp(width, power * falling, falling=True) for name, power in powers.items()}
 
         def across(i: Tensor) -> Tensor:  # from -1/2 to 1/2 over the channels
             return i / max(width - 1, 1) - 0.5
@@ -122,18 +130,18 @@ class RWKV7(RecurrentMixer):
             return z * z.abs()
 
         specs |= {
-            "w_lora.up_proj.bias": pattern(
+            "w_lora.up_proj.bias": channel_pattern(
                 lambda i: -5.5 + 6 * (across(i) + 0.5) ** (1 + rising**0.3) + 2.5 * in_head(i), "bias"
             ),
-            "a_lora.up_proj.bias": pattern(lambda i: -0.19 + 0.3 * in_head(i) + 0.4 * across(i), "bias"),
-            "k_k": pattern(lambda i: 0.71 - 0.1 * across(i)),
+            "a_lora.up_proj.bias": channel_pattern(lambda i: -0.19 + 0.3 * in_head(i) + 0.4 * across(i), "bias"),
+            "k_k": channel_pattern(lambda i: 0.71 - 0.1 * across(i)),
             "k_a": ParamSpec("state", init.constant(1.02), drawn=False),
             "r_k": ParamSpec("state", init.constant(-0.04), drawn=False),
             "norm.weight": ParamSpec("norm", init.constant(self.height**0.7), drawn=False),
             "out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True),
         }
         if self.v_lora is not None:
-            specs["v_lora.up_proj.bias"] = pattern(lambda i: 0.73 - 0.4 * across(i), "bias")
+            specs["v_lora.up_proj.bias"] = channel_pattern(lambda i: 0.73 - 0.4 * across(i), "bias")
         for name in ("w_lora", "a_lora", "g_lora", *(("v_lora",) if self.v_lora is not None else ())):
             specs[f"{name}.down_proj.weight"] = ParamSpec("matrix", init.constant(0.0), drawn=False)
             specs[f"{name}.up_proj.weight"] = ParamSpec("matrix", scaled_orthogonal(0.1))

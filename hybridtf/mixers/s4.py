@@ -36,8 +36,7 @@ class _StateSpaceConfig(SequenceMixerConfig):
     """States of a channel; even."""
     dt_range: PositiveRange = (0.001, 0.1)
     """The time steps start log-evenly in this range."""
-    bias: bool = True
-    """Of ``out_proj``."""
+    out_bias: bool = True
     chunk_size: PowerOfTwo = 64
     kernel: str = "auto"
 
@@ -66,13 +65,13 @@ class S4DConfig(_StateSpaceConfig):
     source: ClassVar[str] = "https://arxiv.org/abs/2206.11893"
 
     type: Literal["s4d"] = "s4d"
-    start: DiagonalInit = "lin"
+    a_init: DiagonalInit = "lin"
     """Where A starts: S4D-Lin, S4D-Inv or S4D-LegS."""
     discretisation: Discretisation = "zoh"
 
     def build(self, ctx: BuildContext) -> StateSpace:
         ssm = DiagonalSSM(
-            ctx.child("ssm"), self.d_state, start=self.start, discretisation=self.discretisation, dt_range=self.dt_range,
+            ctx.child("ssm"), self.d_state, a_init=self.a_init, discretisation=self.discretisation, dt_range=self.dt_range,
             chunk_size=self.chunk_size, kernel=self.kernel,
         )
         return StateSpace(self, ctx, ssm)
@@ -86,7 +85,7 @@ class StateSpace(RecurrentMixer):
         self.config, self.ssm = config, ssm
         self.D = nn.Parameter(torch.empty(ctx.d_model, **ctx.factory))
         self.splits = {"out_proj": {"value": ctx.d_model, "gate": ctx.d_model}}
-        self.out_proj = nn.Linear(ctx.d_model, 2 * ctx.d_model, bias=config.bias, **ctx.factory)
+        self.out_proj = nn.Linear(ctx.d_model, 2 * ctx.d_model, bias=config.out_bias, **ctx.factory)
 
     def param_specs(self) -> dict[str, ParamSpec]:
         return {

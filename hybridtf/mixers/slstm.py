@@ -33,8 +33,7 @@ from hybridtf.core import (
     State,
     init,
 )
-from hybridtf.nn import HeadLinear, LayerNorm, ShortConv, accumulation_dtype
-from hybridtf.nn.ramps import depth
+from hybridtf.nn import HeadLinear, LayerNorm, ShortConv, accumulation_dtype, head_width, layer_depth
 from hybridtf.ops.slstm import STATES
 
 
@@ -79,10 +78,8 @@ class SLSTM(RecurrentMixer):
         super().__init__()
         self.config = config
         heads = config.n_heads
-        if ctx.d_model % heads:
-            raise ctx.error(f"d_model = {ctx.d_model} is not divisible by n_heads = {heads}")
-        self.head_dim = p = ctx.d_model // heads
-        self.rising = depth(ctx)[0]
+        self.head_dim = p = head_width(ctx, heads)
+        self.rising = layer_depth(ctx)[0]
         self.conv = None
         if config.d_conv:
             self.conv = ShortConv(

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, Context, Growing, ParamSpec, Segments, State, init
-from hybridtf.core.init import fan_in
-from hybridtf.nn import HeadCountsConfig, Held, HeldAttention, accumulation_dtype
+from hybridtf.nn import HeadCountsConfig, Held, HeldHeads, accumulation_dtype
 from hybridtf.ops.attention import AttentionMask
 
 
@@ -43,32 +42,21 @@ class StickBreakingConfig(HeadCountsConfig):
         return StickBreaking(self, ctx)
 
 
-class StickBreaking(HeldAttention):
+class StickBreaking(HeldHeads):
     """See :class:`StickBreakingConfig`. Its state is a ``Growing`` of keys and values."""
 
     def __init__(self, config: StickBreakingConfig, ctx: BuildContext) -> None:
-        super().__init__()
-        self.config, self.causal, self.head_dim = config, ctx.causal, config.width_in(ctx)
-        self.n_heads, self.n_kv_heads = config.n_heads, config.n_kv_heads or config.n_heads
-        inner, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
-        self.q_proj, self.k_proj, self.v_proj = (
-            nn.Linear(ctx.d_model, width, bias=config.qkv_bias, **ctx.factory) for width in (inner, kv, kv)
-        )
-        self.out_proj = nn.Linear(inner, ctx.d_model, bias=False, **ctx.factory)
+        super().__init__(config, ctx, qkv_bias=config.qkv_bias)
+        self.config = config
         self.left_bias = None
         if config.remainder == "bias":
             self.left_bias = nn.Parameter(torch.empty(self.n_heads, self.head_dim, **ctx.factory))
-        self.place(None)
-        self.causal_only, self.takes = True, ()
-        sizes = {"n_heads": self.n_heads, "n_kv_heads": self.n_kv_heads, "head_dim": self.head_dim, "v_dim": self.head_dim}
-        self.attention = ctx.bind_kernel("stick_breaking", config.kernel, sizes=sizes)
+        self.place(None, looks_back=True)
+        self.attention = ctx.bind_kernel("stick_breaking", config.kernel, sizes=self.kernel_sizes())
 
     def param_specs(self) -> dict[str, ParamSpec]:
-        specs = {"out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)}
+        specs = super().param_specs()
         return specs if self.left_bias is None else {**specs, "left_bias": ParamSpec("bias", init.constant(0.0))}
-
-    def held_shapes(self) -> dict[str, tuple[int, ...]]:
-        return dict.fromkeys(("k", "v"), (self.n_kv_heads, self.head_dim))
 
     def forward(
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, context: Context | None = None,
@@ -76,7 +64,7 @@ class StickBreaking(HeldAttention):
     ) -> tuple[Tensor, State | None]:
         leaf = state if isinstance(state, Growing) else None
         x, positions = self.enter(x, segments, state, leaf)
-        q, k, v = (z.unflatten(-1, (-1, self.head_dim)) for z in (self.q_proj(x), self.k_proj(x), self.v_proj(x)))
+        q, k, v = (self.split(proj(x)) for proj in (self.q_proj, self.k_proj, self.v_proj))
         y, after = self.attend(q, {"k": k, "v": v}, positions, segments, leaf, keep)
         return self.out_proj(self._with_rest(y, v).flatten(-2)), after
 

@@ -1,11 +1,11 @@
 """``strided_sparse``: the two factorised patterns of the Sparse Transformer.
 
     strided:  token p sees j = p - stride, ..., p and every j with (p - j) mod stride = 0
-    fixed:    token p sees its own block of ``stride`` tokens and the last ``summary`` tokens of every block
+    fixed:    token p sees its own block of ``stride`` tokens and the last ``n_summary`` tokens of every block
 
 in one softmax over both sets (the paper's merged heads; its heads of one set each are not here). Child et al. 2019,
 https://arxiv.org/abs/1904.10509, section 4.2. The time of a sequence of length t is t * stride + t^2 / stride (fixed:
-t^2 * summary / stride), so t^1.5 where the stride is chosen near sqrt(t), as the paper does. Blocks and positions count from
+t^2 * n_summary / stride), so t^1.5 where the stride is chosen near sqrt(t), as the paper does. Blocks and positions count from
 the document's start.
 
 Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim.
@@ -34,18 +34,18 @@ class StridedSparseConfig(SparseMixerConfig):
     pattern: Literal["strided", "fixed"] = "strided"
     stride: int = Field(default=128, gt=0)
     """The paper's l: the step of the strided pattern, the block of the fixed one."""
-    summary: int = Field(default=8, gt=0)
+    n_summary: int = Field(default=8, gt=0)
     """The paper's c, of the fixed pattern alone: closing tokens of a block that all later tokens see."""
 
     @model_validator(mode="after")
     def _summary_fits(self) -> Self:
-        if self.summary > self.stride:
-            raise ValueError(f"summary = {self.summary} is more than the block of stride = {self.stride} tokens")
+        if self.n_summary > self.stride:
+            raise ValueError(f"n_summary = {self.n_summary} is more than the block of stride = {self.stride} tokens")
         return self
 
     @classmethod
     def tiny(cls) -> Self:
-        return cls(n_heads=4, n_kv_heads=2, head_dim=6, stride=3, summary=1)
+        return cls(n_heads=4, n_kv_heads=2, head_dim=6, stride=3, n_summary=1)
 
     def build(self, ctx: BuildContext) -> StridedSparse:
         return StridedSparse(self, ctx)
@@ -59,4 +59,4 @@ class StridedSparse(SparseMixer):
         if config.pattern == "strided":
             self.rule = SparseRule(causal=ctx.causal, window=config.stride + 1, stride=config.stride)
         else:
-            self.rule = SparseRule(block=config.stride, causal=ctx.causal, near=1, summary=config.summary)
+            self.rule = SparseRule(block=config.stride, causal=ctx.causal, near=1, summary=config.n_summary)

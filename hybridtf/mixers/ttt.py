@@ -7,18 +7,19 @@
 
 W and b are those of the start of the mini-batch, s its tokens up to t, i the place of t among them, r_i = max(1/i + a_i, 0)
 with a_i learned. A document starts at W0 and b0, both learned, and with a mini-batch of its own; rope turns by the place in the
-mini-batch. The norm is a layer norm with weights for each head. Without ``gate`` the last factor is left out.
+mini-batch. The norm is a layer norm with weights for each head. Without ``output_gate`` the last factor is left out.
 
-The published layer has two forms: separate projections and no gate in its Transformer backbone; with ``d_conv`` and ``gate``
-in its Mamba backbone, where queries and keys are one projection and differ by a short convolution. (That backbone has one more
-short convolution before the layer, which belongs to the block.)
+The published layer has two forms: separate projections and no gate in its Transformer backbone; with ``d_conv`` and
+``output_gate`` in its Mamba backbone, where queries and keys are one projection and differ by a short convolution. (That
+backbone has one more short convolution before the layer, which belongs to the block.)
 
 Axes: b batch, t time, d d_model, h heads, p channels of a head, m tokens of a mini-batch.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -27,17 +28,14 @@ from torch import Tensor, nn
 
 from hybridtf.core import (
     BuildContext,
-    Edges,
     Fixed,
     ParamSpec,
-    RecurrentMixer,
     Segments,
     SequenceMixerConfig,
-    State,
     init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import LayerNorm, RopeConfig, ShortConvs, accumulation_dtype, head_width, token_positions, told
+from hybridtf.nn import LayerNorm, MemoryMixer, RopeConfig, ShortConvs, accumulation_dtype, head_width, token_positions, told
 
 
 class TTTLinearConfig(SequenceMixerConfig):
@@ -52,9 +50,9 @@ class TTTLinearConfig(SequenceMixerConfig):
     base_lr: float = Field(default=1.0, gt=0)
     """The largest learning rate of a token, times the width of a head."""
     rope_theta: float = Field(default=10000.0, gt=0)
-    d_conv: int | None = Field(default=None, gt=0)
-    """Width of the short convolutions (with bias) that make queries and keys of one projection. None: a projection each."""
-    gate: bool = False
+    d_conv: int = Field(default=0, ge=0, examples=[4])
+    """Taps of the short convolutions (with bias) that make queries and keys of one projection; 0: a projection each."""
+    output_gate: bool = False
     """Gate the output by gelu (tanh form) of a projection."""
     eps: float = Field(default=1e-6, gt=0)
     kernel: str = "auto"
@@ -68,9 +66,11 @@ class TTTLinearConfig(SequenceMixerConfig):
         return TTTLinear(self, ctx)
 
 
-class TTTLinear(RecurrentMixer):
+class TTTLinear(MemoryMixer):
     """See :class:`TTTLinearConfig`. Its state: W (b h p+1 p), what was learned beyond W0 and, in the last row, b0 at the start
     of the mini-batch; dW alike, the sums over the open mini-batch; and the windows of convolutions, if any."""
+
+    op = "memory"
 
     def __init__(self, config: TTTLinearConfig, ctx: BuildContext) -> None:
         super().__init__()
@@ -78,14 +78,14 @@ class TTTLinear(RecurrentMixer):
         p = self.head_dim = head_width(ctx, heads)
         self.q_proj = nn.Linear(width, width, bias=False, **ctx.factory)
         self.k_proj = self.conv = None
-        if config.d_conv is None:
+        if not config.d_conv:
             self.k_proj = nn.Linear(width, width, bias=False, **ctx.factory)
         else:
             place, widths = ctx.child("conv"), {"q": width, "k": width}
             self.conv = ShortConvs(place, widths, config.d_conv, bias=True, activation=None, kernel=config.conv_kernel)
         self.v_proj = nn.Linear(width, width, bias=False, **ctx.factory)
         self.lr_proj = nn.Linear(width, heads, bias=True, **ctx.factory)
-        self.gate_proj = nn.Linear(width, width, bias=False, **ctx.factory) if config.gate else None
+        self.gate_proj = nn.Linear(width, width, bias=False, **ctx.factory) if config.output_gate else None
         self.out_proj = nn.Linear(width, width, bias=False, **ctx.factory)
         self.norm_weight, self.norm_bias, self.b0 = (nn.Parameter(torch.empty(heads, p, **ctx.factory)) for _ in range(3))
         self.W0 = nn.Parameter(torch.empty(heads, p, p, **ctx.factory))
@@ -105,50 +105,32 @@ class TTTLinear(RecurrentMixer):
             "out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True),
         }
 
-    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
+    def memory_shapes(self) -> dict[str, tuple[int, ...]]:
         h, p = self.b0.shape
-        shapes = dict.fromkeys(("W", "dW"), (h, p + 1, p))
-        dtype = accumulation_dtype(self.memory.dtype)
-        memory: dict[str, State] = {"memory": Fixed.empty(batch_size, shapes, dtype=dtype, device=self.memory.device)}
-        return memory if self.conv is None else {**memory, "conv": self.conv.init_state(batch_size)}
+        return dict.fromkeys(("W", "dW"), (h, p + 1, p))
 
-    def mix(
-        self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
-    ) -> tuple[Tensor, State | None]:
+    def projected(self, x: Tensor) -> dict[str, Tensor]:
+        q = self.q_proj(x)
+        return {"q": q, "k": q if self.k_proj is None else self.k_proj(x)}
+
+    def recur(
+        self, x: Tensor, given: Mapping[str, Tensor], segments: Segments | None, memory: Fixed | None, **more: Any
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
         config, wide = self.config, accumulation_dtype(x.dtype)
-        q, k, windows = self._queries_and_keys(x, segments, state)
-        v: Tensor = self.v_proj(x).unflatten(-1, (config.n_heads, -1))
+        q, k, v = (z.unflatten(-1, (config.n_heads, -1)) for z in (given["q"], given["k"], self.v_proj(x)))
+        places = token_positions(x, segments, memory) % config.mini_batch
+        q, k = told(self.position, q, k, places, segments, memory)
         lr = torch.sigmoid(self.lr_proj(x).to(wide)) * (config.base_lr / self.head_dim)
-        leaf = None if state is None else state["memory"]
         before = None
-        if leaf is not None:
-            before = {"W": leaf["W"], "dW": leaf["dW"], "n": leaf.length % config.mini_batch}
+        if memory is not None:
+            before = {"W": memory["W"], "dW": memory["dW"], "n": memory.length % config.mini_batch}
         y, after = self.memory(
             q, k, v, lr, norm_weight=self.norm_weight, norm_bias=self.norm_bias, W0=self.W0, b0=self.b0,
             scale=self._rates(wide), eps=config.eps, initial_state=before, segments=segments, n_tokens=x.shape[1],
         )
         y = self.post_norm(y.flatten(-2))
         out = self.out_proj(y if self.gate_proj is None else y * F.gelu(self.gate_proj(x), approximate="tanh"))
-        if leaf is None:
-            return out, None
-        memory = {"memory": leaf.advance({"W": after["W"], "dW": after["dW"]}, segments, x.shape[1])}
-        return out, memory if windows is None else {**memory, "conv": windows}
-
-    def _queries_and_keys(
-        self, x: Tensor, segments: Segments | None, state: State | None
-    ) -> tuple[Tensor, Tensor, State | None]:
-        """Queries and keys (b t h p), and the windows of convolutions after them."""
-        q, windows = self.q_proj(x), None
-        if self.k_proj is not None:
-            k = self.k_proj(x)
-        else:
-            assert self.conv is not None
-            found, windows = self.conv({"q": q, "k": q}, segments, None if state is None else state["conv"])
-            q, k = found["q"], found["k"]
-        q, k = (z.unflatten(-1, (self.config.n_heads, -1)) for z in (q, k))
-        leaf = None if state is None else state["memory"]
-        places = token_positions(x, segments, leaf) % self.config.mini_batch
-        return *told(self.position, q, k, places, segments, leaf), windows
+        return out, {"W": after["W"], "dW": after["dW"]}
 
     def _rates(self, dtype: torch.dtype) -> Tensor:
         """(m) what the sum of gradients is multiplied by at each place of a mini-batch."""

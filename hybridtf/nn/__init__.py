@@ -7,21 +7,30 @@ from collections.abc import Sequence
 from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 from hybridtf.nn.activations import Activation, GateOptions, activation
+from hybridtf.nn.bottleneck import Bottleneck
 from hybridtf.nn.counts import n_real
 from hybridtf.nn.depth_attention import DepthAttention, DepthOptions, group_sum, group_sums
 from hybridtf.nn.diagonal_ssm import DiagonalInit, DiagonalSSM, Discretisation, discretised, filled_with, multiply
 from hybridtf.nn.dplr_ssm import DPLRSSM
 from hybridtf.nn.feature_maps import FEATURE_MAPS, FeatureMap, quadratic, taylor
 from hybridtf.nn.forget_sums import forget_sums
-from hybridtf.nn.heads_mixer import HeadCountsConfig, HeadsConfig, HeadsMixer
+from hybridtf.nn.head_projections import (
+    GroupedHeadsConfig,
+    HeadCountsConfig,
+    HeadProjections,
+    HeldHeads,
+    ValueHeadsConfig,
+)
+from hybridtf.nn.heads_mixer import HeadsConfig, HeadsMixer
 from hybridtf.nn.hippo import diagonal_hippo, hippo_legs
 from hybridtf.nn.implicit_filter import ImplicitFilter
 from hybridtf.nn.indexed_mixer import IndexedConfig, IndexedMixer
 from hybridtf.nn.latent_mixer import LatentConfig, LatentMixer
 from hybridtf.nn.limits import PositiveRange, PowerOfTwo
-from hybridtf.nn.linear_heads import LinearHeads, Written, head_width, retention_log_decay
+from hybridtf.nn.linear_heads import LinearHeads, Written, head_count, head_width, retention_log_decay
 from hybridtf.nn.low_rank import Adapted, LoraLinear, LoraOptions, LowRank, merge_low_rank
 from hybridtf.nn.lower_bounds import LowerBounds, log_forget
+from hybridtf.nn.memory_mixer import MemoryConfig, MemoryMixer
 from hybridtf.nn.norms import (
     GatedRMSNorm,
     GroupNormConfig,
@@ -35,6 +44,7 @@ from hybridtf.nn.norms import (
     accumulation_dtype,
     l2_normalised,
 )
+from hybridtf.nn.pooled import Ended, empty_pooled, ended, entries_seen, pooled_with, tokens_of
 from hybridtf.nn.positions import (
     Alibi,
     AlibiConfig,
@@ -57,12 +67,16 @@ from hybridtf.nn.positions import (
     token_positions,
     told,
 )
-from hybridtf.nn.random_features import RandomFeatures, running_bound
+from hybridtf.nn.positions.angles import wide_dtype
+from hybridtf.nn.ramps import channel_pattern, channel_ramp, layer_depth, scaled_orthogonal
+from hybridtf.nn.random_features import NO_BOUND, RandomFeatures, running_bound
 from hybridtf.nn.regularise import DropPath
 from hybridtf.nn.rg_lru import RGLRU, HeadLinear
+from hybridtf.nn.running_softmax import running_softmax
 from hybridtf.nn.scan import ComplexScan, Pair, Scan
-from hybridtf.nn.short_conv import HeadConv, ShortConv, ShortConvs, TokenShift
+from hybridtf.nn.short_conv import HeadConv, ShortConv, ShortConvs, TokenShift, short_convs
 from hybridtf.nn.softmax_mixer import Held, HeldAttention, Projected, SoftmaxMixer
+from hybridtf.nn.softplus_decay import SoftplusDecayConfig, softplus_log_decay, time_step
 from hybridtf.nn.sparse_mixer import SparseMixer, SparseMixerConfig
 from hybridtf.nn.streams import (
     Connected,
@@ -75,20 +89,23 @@ from hybridtf.nn.streams import (
 )
 
 __all__ = [
-    "DPLRSSM", "FEATURE_MAPS", "RGLRU", "Activation", "Adapted", "Alibi", "AlibiConfig", "ComplexScan", "Connected",
-    "Connection", "DepthAttention", "DepthOptions", "DiagonalInit", "DiagonalSSM", "Discretisation", "DropPath",
-    "DynamicNTKScaling", "FeatureMap", "GateOptions", "GatedConnection", "GatedRMSNorm", "GatedStreams", "GroupNormConfig",
-    "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadRMSNorm", "HeadsConfig", "HeadsMixer", "Held", "HeldAttention",
-    "HyperConnection", "ImplicitFilter", "IndexedConfig", "IndexedMixer", "LatentConfig", "LatentMixer", "LayerNorm",
-    "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig", "LinearHeads", "LinearScaling", "Llama3Scaling",
-    "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds", "ManifoldConnection", "NTKScaling", "NoNorm",
-    "NoNormConfig", "NoPositionConfig", "Pair", "PositiveRange", "PowerOfTwo", "Projected", "RMSNorm", "RMSNormConfig",
-    "RandomFeatures", "Rope", "RopeConfig", "RopeScaling", "Scan", "ShortConv", "ShortConvs", "SigmoidStreams",
-    "SinusoidalPosition", "SinusoidalPositionConfig", "SoftmaxMixer", "SparseMixer", "SparseMixerConfig", "TokenShift",
-    "Written", "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "diagonal_hippo", "discretised",
-    "filled_with", "forget_sums", "group_sum", "group_sums", "head_width", "hippo_legs", "l2_normalised", "log_forget",
-    "merge_low_rank", "multiply", "n_real", "quadratic", "retention_log_decay", "running_bound", "taylor", "token_positions",
-    "told",
+    "DPLRSSM", "FEATURE_MAPS", "NO_BOUND", "RGLRU", "Activation", "Adapted", "Alibi", "AlibiConfig", "Bottleneck",
+    "ComplexScan", "Connected", "Connection", "DepthAttention", "DepthOptions", "DiagonalInit", "DiagonalSSM", "Discretisation",
+    "DropPath", "DynamicNTKScaling", "Ended", "FeatureMap", "GateOptions", "GatedConnection", "GatedRMSNorm", "GatedStreams",
+    "GroupNormConfig", "GroupedHeadsConfig", "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadProjections", "HeadRMSNorm",
+    "HeadsConfig", "HeadsMixer", "Held", "HeldAttention", "HeldHeads", "HyperConnection", "ImplicitFilter", "IndexedConfig",
+    "IndexedMixer", "LatentConfig", "LatentMixer", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig",
+    "LinearHeads", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds",
+    "ManifoldConnection", "MemoryConfig", "MemoryMixer", "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "Pair",
+    "PositiveRange", "PowerOfTwo", "Projected", "RMSNorm", "RMSNormConfig", "RandomFeatures", "Rope", "RopeConfig",
+    "RopeScaling", "Scan", "ShortConv", "ShortConvs", "SigmoidStreams", "SinusoidalPosition", "SinusoidalPositionConfig",
+    "SoftmaxMixer", "SoftplusDecayConfig", "SparseMixer", "SparseMixerConfig", "TokenShift", "ValueHeadsConfig", "Written",
+    "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "channel_pattern", "channel_ramp",
+    "diagonal_hippo", "discretised", "empty_pooled", "ended", "entries_seen", "filled_with", "forget_sums", "group_sum",
+    "group_sums", "head_count", "head_width", "hippo_legs", "l2_normalised", "layer_depth", "log_forget", "merge_low_rank",
+    "multiply", "n_real", "pooled_with", "quadratic", "retention_log_decay", "running_bound", "running_softmax",
+    "scaled_orthogonal", "short_convs", "softplus_log_decay", "taylor", "time_step", "token_positions", "tokens_of", "told",
+    "wide_dtype",
 ]
 
 

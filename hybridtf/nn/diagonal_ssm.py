@@ -81,13 +81,13 @@ class DiagonalSSM(nn.Module):
     """
 
     def __init__(
-        self, ctx: BuildContext, d_state: int, *, start: DiagonalInit, discretisation: Discretisation,
+        self, ctx: BuildContext, d_state: int, *, a_init: DiagonalInit, discretisation: Discretisation,
         dt_range: tuple[float, float], chunk_size: int, kernel: str = "auto",
     ) -> None:
         super().__init__()
         if d_state % 2:
             raise ctx.error(f"d_state = {d_state} must be even: states come in conjugate pairs")
-        self.start, self.discretisation, self.dt_range, self.chunk_size = start, discretisation, dt_range, chunk_size
+        self.a_init, self.discretisation, self.dt_range, self.chunk_size = a_init, discretisation, dt_range, chunk_size
         self.shape = (ctx.d_model, d_state // 2)
         self.log_dt = nn.Parameter(torch.empty(ctx.d_model, **ctx.factory))
         self.log_A_real = nn.Parameter(torch.empty(self.shape, **ctx.factory))
@@ -101,8 +101,8 @@ class DiagonalSSM(nn.Module):
         n = self.shape[1]
         return {
             "log_dt": ParamSpec("state", init.uniform(low, high)),
-            "log_A_real": ParamSpec("state", filled_with(lambda: diagonal_start(self.start, n)[0].neg().log()), drawn=False),
-            "A_imag": ParamSpec("state", filled_with(lambda: diagonal_start(self.start, n)[1]), drawn=False),
+            "log_A_real": ParamSpec("state", filled_with(lambda: diagonal_start(self.a_init, n)[0].neg().log()), drawn=False),
+            "A_imag": ParamSpec("state", filled_with(lambda: diagonal_start(self.a_init, n)[1]), drawn=False),
             "C": ParamSpec("state", init.normal(0.5**0.5)),
         }
 

@@ -1,7 +1,7 @@
 """The base of mixers whose queries attend to the tokens that a small, trained scorer chooses: a lightning indexer
 (DeepSeek-V3.2, https://arxiv.org/abs/2512.02556).
 
-    I_tj = sum_h w_th relu(q_th . k_j) / sqrt(d_i n_i),   j <= t in t's document;   C_t: the ``index_topk`` highest
+    I_tj = sum_h w_th relu(q_th . k_j) / sqrt(d_i n_i),   j <= t in t's document;   C_t: the ``index_top_k`` highest
     y_t  = softmax attention of t to C_t;   loss: KL( p_t || softmax_{C_t} I_t ),  p_t the attention's own weights over heads
 
 With ``index_pool`` the keys of so many tokens, counted from the document's start, become one as soon as all are there (GLM-5):
@@ -54,17 +54,17 @@ class IndexedConfig(SequenceMixerConfig):
 
     index_n_heads: int = Field(default=64, gt=0)
     index_head_dim: int = Field(default=128, gt=0)
-    index_topk: int = Field(default=2048, gt=0)
+    index_top_k: int = Field(default=2048, gt=0)
     """Tokens that a query attends to, itself or not; with fewer before it, all of them."""
     index_pool: int = Field(default=1, gt=0, examples=[2])
-    """Tokens that are scored and chosen as one block (4 in GLM-5-Next); of these index_topk // index_pool are chosen."""
+    """Tokens that are scored and chosen as one block (4 in GLM-5-Next); of these index_top_k // index_pool are chosen."""
     index_position: Component[PositionConfig] = Field(default_factory=RopeConfig)
     """Told on the first channels of the indexer's queries and keys."""
 
     @model_validator(mode="after")
     def _a_block_is_chosen(self) -> Self:
-        if self.index_topk < self.index_pool:
-            raise ValueError(f"index_topk = {self.index_topk} is less than one block of index_pool = {self.index_pool} tokens")
+        if self.index_top_k < self.index_pool:
+            raise ValueError(f"index_top_k = {self.index_top_k} is less than a block of index_pool = {self.index_pool} tokens")
         return self
 
 
@@ -152,20 +152,19 @@ class IndexedMixer(SoftmaxMixer):
     op = "gather_attention"
     losses: tuple[str, ...] = (LOSS,)
     indexer: Indexer
-    topk: int
+    top_k: int
 
     @abstractmethod
     def look(self, q: Tensor, held: Held, index: Tensor) -> tuple[Tensor, Tensor]:
         """Queries (b t h k) over the tokens (b t 1 n): outputs (b t h v), and the weights of each token (b t 1 n)."""
 
-    def place(self, position: Position | None) -> None:
-        super().place(position)
-        self.causal_only, self.takes = True, ()
+    def place(self, position: Position | None, *, looks_back: bool = True) -> None:
+        super().place(position, looks_back=looks_back)
 
     def add_indexer(self, config: IndexedConfig, ctx: BuildContext, d_source: int, rotated: int) -> None:
         """To be called once the base is built."""
         refuse_spans(self.position, "position", ctx)
-        self.indexer, self.topk = Indexer(config, ctx.child("indexer"), d_source, rotated), config.index_topk
+        self.indexer, self.top_k = Indexer(config, ctx.child("indexer"), d_source, rotated), config.index_top_k
         position = self.indexer.position
         if isinstance(position, QueryKeyPosition):
             broken: dict[Law, str] = dict(position.cannot)
@@ -207,7 +206,7 @@ class IndexedMixer(SoftmaxMixer):
 
     def _tokens(self, asked: Asked, held: Held) -> Choice:
         keys = held.data["index_k"]
-        ids = choose_tokens(asked.q, asked.weights, keys, held.places, self.topk)
+        ids = choose_tokens(asked.q, asked.weights, keys, held.places, self.top_k)
         return Choice(ids, ids, index_scores(asked.q, asked.weights, keys, ids, held.places), {})
 
     def _blocks(
@@ -220,7 +219,7 @@ class IndexedMixer(SoftmaxMixer):
         entries = self.indexer.pooled(*(tokens_of(tokens.data[name], ends) for name in ("index_k", "index_gate")))
         pooled = pooled_with(leaves.get("pooled"), {"index_k": entries}, ends, segments)
         keys, where = pooled.data["index_k"], entries_seen(pooled.first, ends, places, pool, pool)
-        ids = choose_tokens(asked.q, asked.weights, keys, where, self.topk // pool)
+        ids = choose_tokens(asked.q, asked.weights, keys, where, self.top_k // pool)
         steps = torch.arange(pool, device=ids.device)
         chosen = torch.where(ids[..., None] < 0, -1, ids[..., None] * pool + steps).flatten(2)
         tail = ends.done[..., None] * pool + steps[:-1]  # what is later than the query is not seen

@@ -8,7 +8,7 @@
 The state holds [c_t, r_t] alone. Where few queries look at what it holds, ``kv_b_proj`` is absorbed: with its rows K_h and V_h,
 q_h . K_h c = (K_h^T q_h) . c and sum_s w_s V_h c_s = V_h sum_s w_s c_s, so that nothing is made of the held tokens.
 
-Axes: b batch, t time, s held tokens, d d_model, h heads, r kv_lora_rank, n qk_nope_head_dim, v v_head_dim.
+Axes: b batch, t time, s held tokens, d d_model, h heads, r kv_lora_rank, n qk_nope_head_dim, v v_dim.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LatentConfig(SequenceMixerConfig):
     """Channels of a head's queries and keys that tell no position."""
     qk_rope_head_dim: int = Field(default=64, ge=0)
     """Channels of a head's queries that do, and of the one key for all heads. 0, with position ``none``: there are none."""
-    v_head_dim: int = Field(default=128, gt=0)
+    v_dim: int = Field(default=128, gt=0)
     position: Component[PositionConfig] = Field(default_factory=lambda: RopeConfig(interleaved=True))
     """Told on ``qk_rope_head_dim`` channels; ``none`` leaves them as they are (Kimi Linear)."""
     norm: Component[NormConfig] = Field(default_factory=RMSNormConfig)
@@ -77,15 +77,15 @@ class LatentMixer(SoftmaxMixer):
         self._queries(config, ctx)
         self.kv_a_proj = nn.Linear(ctx.d_model, rank + rope, bias=config.bias, **ctx.factory)
         self.kv_a_norm = config.norm.build(ctx.child("kv_a_norm", d_model=rank))
-        per_head = config.qk_nope_head_dim + config.v_head_dim
+        per_head = config.qk_nope_head_dim + config.v_dim
         self.kv_b_proj = nn.Linear(rank, h * per_head, bias=False, **ctx.factory)
-        self.out_proj = nn.Linear(h * config.v_head_dim, ctx.d_model, bias=config.bias, **ctx.factory)
+        self.out_proj = nn.Linear(h * config.v_dim, ctx.d_model, bias=config.bias, **ctx.factory)
         self.splits = {"kv_a_proj": {"latent": rank, "k_rope": rope}}
         self.place(config.position.build_at(ctx.child("position", d_model=rope), "qk"))
         if isinstance(self.position, QueryKeyPosition) and self.position.span(ctx.param_dtype) is not None:
             raise ctx.error(f"{config.position.type_name()!r} is told again at each read, which a latent cannot be; use 'rope'")
         self.scale = self.qk_dim**-0.5 * _stretch(config.position) if config.scale is None else config.scale
-        sizes = {"n_heads": h, "n_kv_heads": h, "head_dim": self.qk_dim, "v_dim": config.v_head_dim}
+        sizes = {"n_heads": h, "n_kv_heads": h, "head_dim": self.qk_dim, "v_dim": config.v_dim}
         asked = (features or set()) | (set() if ctx.causal else {"non_causal"})
         self.attention = ctx.bind_kernel(self.op, config.kernel, sizes=sizes, features=asked)
 
@@ -130,7 +130,7 @@ class LatentMixer(SoftmaxMixer):
     def _absorbs(self, n_queries: int, n_held: int) -> bool:
         """Whether it is cheaper not to make keys and values: multiplications per held token and head."""
         c = self.config
-        made = c.kv_lora_rank * (c.qk_nope_head_dim + c.v_head_dim) + n_queries * (self.qk_dim + c.v_head_dim)
+        made = c.kv_lora_rank * (c.qk_nope_head_dim + c.v_dim) + n_queries * (self.qk_dim + c.v_dim)
         return n_queries < n_held and n_queries * (2 * c.kv_lora_rank + c.qk_rope_head_dim) < made
 
     def made(self, latent: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,7 +138,7 @@ class LatentMixer(SoftmaxMixer):
         config = self.config
         compressed, k_rope = latent.split([config.kv_lora_rank, config.qk_rope_head_dim], dim=-1)
         k, v = self.kv_b_proj(compressed).unflatten(-1, (config.n_heads, -1)).split(
-            [config.qk_nope_head_dim, config.v_head_dim], dim=-1
+            [config.qk_nope_head_dim, config.v_dim], dim=-1
         )
         return torch.cat([k, k_rope[:, :, None].expand(-1, -1, config.n_heads, -1)], dim=-1), v
 
@@ -147,7 +147,7 @@ class LatentMixer(SoftmaxMixer):
         (h v r)."""
         c = self.config
         per_head = weight.to(q.dtype).unflatten(0, (c.n_heads, -1))
-        of_keys, of_values = per_head.split([c.qk_nope_head_dim, c.v_head_dim], dim=1)
+        of_keys, of_values = per_head.split([c.qk_nope_head_dim, c.v_dim], dim=1)
         q, q_rope = q.split([c.qk_nope_head_dim, c.qk_rope_head_dim], dim=-1)
         return torch.cat([torch.einsum("bthn,hnr->bthr", q, of_keys), q_rope], dim=-1), of_values
 

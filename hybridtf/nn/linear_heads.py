@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from hybridtf.core import BuildContext, Edges, Fixed, ParamSpec, RecurrentMixer, Segments, State
+from hybridtf.core import BuildContext, Fixed, ParamSpec, Segments
 from hybridtf.core.init import fan_in
+from hybridtf.nn.memory_mixer import MemoryMixer
 from hybridtf.nn.norms import accumulation_dtype
 from hybridtf.ops.ssd import with_ones
 
@@ -32,13 +33,15 @@ class Written(NamedTuple):
     """Further tensors of the state after the call, by name."""
 
 
-class LinearHeads(RecurrentMixer):
+class LinearHeads(MemoryMixer):
     """S_t = a_t S_{t-1} + k_t v_t^T, y_t = S_t^T q_t in each head, between projections in and out.
 
     A subclass gives :meth:`written`, what becomes of queries and keys, and :meth:`finished`, what becomes of the read-outs.
-    Its state is S (b h n p), and whatever :meth:`state_shapes` adds. With ``ones`` the values have a last column of ones,
+    Its memory is S (b h n p), and whatever :meth:`memory_shapes` adds. With ``ones`` the values have a last column of ones,
     so that read-outs are (b t h p+1) and end in the sum of the weights.
     """
+
+    op = "ssd"
 
     def __init__(
         self, ctx: BuildContext, *, n_heads: int, k_dim: int, v_dim: int, n_features: int | None = None, ones: bool = False,
@@ -51,19 +54,15 @@ class LinearHeads(RecurrentMixer):
         self.k_proj = nn.Linear(ctx.d_model, n_heads * k_dim, bias=bias, **ctx.factory)
         self.v_proj = nn.Linear(ctx.d_model, n_heads * v_dim, bias=bias, **ctx.factory)
         self.out_proj = nn.Linear(n_heads * v_dim, ctx.d_model, bias=bias, **ctx.factory)
+        self.conv = None
         sizes = {"n_heads": n_heads, "head_dim": v_dim + ones, "d_state": self.n_features, "n_groups": n_heads}
         self.ssd = ctx.bind_kernel("ssd", kernel, sizes=sizes)
 
     def param_specs(self) -> dict[str, ParamSpec]:
         return {"out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)}
 
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of one row's tensors, by name."""
+    def memory_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"S": (self.n_heads, self.n_features, self.v_dim + self.ones)}
-
-    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
-        wide = accumulation_dtype(self.ssd.dtype)
-        return Fixed.empty(batch_size, self.state_shapes(), max_len=max_len, dtype=wide, device=self.ssd.device)
 
     def written(self, q: Tensor, k: Tensor, x: Tensor, segments: Segments | None, state: Fixed | None) -> Written:
         """``q``, ``k`` (b t h k) of the input ``x`` (b t d)."""
@@ -73,18 +72,12 @@ class LinearHeads(RecurrentMixer):
         """Read-outs (b t h p), or p+1 with ``ones``, to (b t h*p)."""
         return y.flatten(-2)
 
-    def mix(
-        self, x: Tensor, segments: Segments | None, state: State | None, *, edges: Edges | None = None
-    ) -> tuple[Tensor, State | None]:
-        return self.remember(self.q_proj(x), self.k_proj(x), self.v_proj(x), x, segments, state)
-
-    def remember(
-        self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, segments: Segments | None, state: Fixed | None
-    ) -> tuple[Tensor, Fixed | None]:
-        """From projected ``q``, ``k``, ``v`` (b t h*k), (b t h*k), (b t h*p) to the mixer's output and the state after it."""
-        (b, t), dtype = x.shape[:2], v.dtype
-        q, k, v = (z.unflatten(-1, (self.n_heads, -1)) for z in (q, k, v))
-        found = self.written(q, k, x, segments, state)
+    def recur(
+        self, x: Tensor, given: Mapping[str, Tensor], segments: Segments | None, memory: Fixed | None, **more: Any
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        (b, t), dtype = x.shape[:2], given["v"].dtype
+        q, k, v = (given[name].unflatten(-1, (self.n_heads, -1)) for name in ("q", "k", "v"))
+        found = self.written(q, k, x, segments, memory)
         # Sums over time outgrow float16, and the op returns them in the dtype of the values.
         wide = torch.float32 if found.q.dtype == torch.float16 else found.q.dtype
         q, k, v = (z.to(wide) for z in (found.q, found.k, v))
@@ -93,10 +86,9 @@ class LinearHeads(RecurrentMixer):
             log_a = v.new_zeros(self.n_heads, dtype=accumulation_dtype(wide))
         y, S = self.ssd(
             q, k, with_ones(v) if self.ones else v, log_a.expand(b, t, -1), segments=segments,
-            initial_state=None if state is None else state["S"], chunk_size=self.chunk_size, n_tokens=t,
+            initial_state=None if memory is None else memory["S"], chunk_size=self.chunk_size, n_tokens=t,
         )
-        out = self.out_proj(self.finished(y, x).to(dtype))
-        return out, None if state is None else state.advance({"S": S, **found.carried}, segments, t)
+        return self.out_proj(self.finished(y, x).to(dtype)), {"S": S, **found.carried}
 
 
 def head_width(ctx: BuildContext, n_heads: int, **expand: float) -> int:
@@ -111,6 +103,17 @@ def head_width(ctx: BuildContext, n_heads: int, **expand: float) -> int:
         what = f"{option} * d_model" if option else "d_model"
         raise ctx.error(f"{what} = {total:g} does not divide into n_heads = {n_heads} heads")
     return width // n_heads
+
+
+def head_count(ctx: BuildContext, head_dim: int, width: int | None = None, what: str = "d_model") -> int:
+    """How many heads of ``head_dim`` channels make up ``width`` (None: ``ctx.d_model``), which is called ``what``.
+
+    Raises :class:`ConfigError` where it does not divide.
+    """
+    width = ctx.d_model if width is None else width
+    if width % head_dim:
+        raise ctx.error(f"{what} = {width} is not divisible by head_dim = {head_dim}")
+    return width // head_dim
 
 
 def retention_log_decay(n_heads: int, like: Tensor) -> Tensor:

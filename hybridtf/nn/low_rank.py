@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor, nn
 
-from hybridtf.core import BuildContext, ConfigTable, ParamSpec, init, known_names
+from hybridtf.core import BuildContext, ConfigTable, ParamSpec, ProjectionPaths, init, known_names
 
 
 class LowRank(nn.Module):
@@ -75,18 +75,10 @@ class LoraOptions(ConfigTable):
     rank: int = Field(default=8, gt=0)
     alpha: float = Field(default=16.0, gt=0)
     """The additions are multiplied by alpha / rank."""
-    on: tuple[str, ...] = Field(min_length=1)
+    on: ProjectionPaths
     """Paths of projections inside the component: ``q_proj``, ``v_proj``."""
     freeze: bool = True
     """Only the additions learn."""
-
-    @field_validator("on")
-    @classmethod
-    def _once(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
-        for path in paths:
-            if paths.count(path) > 1:
-                raise ValueError(f"names {path!r} twice")
-        return paths
 
     def apply_to(self, module: nn.Module, ctx: BuildContext) -> None:
         """Put the additions in. Raises :class:`ConfigError` for a path that is no projection of the module."""

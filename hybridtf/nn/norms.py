@@ -199,18 +199,20 @@ class GatedRMSNorm(nn.Module):
     def param_specs(self) -> dict[str, ParamSpec]:
         return {"weight": ParamSpec("norm", init.constant(1.0))}
 
-    def forward(self, y: Tensor, gate: Tensor) -> Tensor:
-        """``y``, ``gate`` (... c) to (... c), in ``gate``'s dtype."""
-        dtype = gate.dtype
+    def forward(self, y: Tensor, gate: Tensor | None) -> Tensor:
+        """``y``, ``gate`` (... c) to (... c), in ``gate``'s dtype; without a gate the norm alone, in ``y``'s."""
+        dtype = y.dtype if gate is None else gate.dtype
         wide = y.to(accumulation_dtype(y.dtype))
-        gate = gate.to(wide.dtype)
-        act = F.silu(gate) if self.activation == "silu" else torch.sigmoid(gate)
-        if not self.norm_first:
+        act = None
+        if gate is not None:
+            gate = gate.to(wide.dtype)
+            act = F.silu(gate) if self.activation == "silu" else torch.sigmoid(gate)
+        if act is not None and not self.norm_first:
             wide = wide * act
         grouped: Tensor = wide.unflatten(-1, (self.n_groups, -1))
         weight = self.weight.to(wide.dtype).view(-1, grouped.shape[-1])  # [groups or 1, width]
         normed = (grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + self.eps) * weight).flatten(-2)
-        out: Tensor = normed * act if self.norm_first else normed
+        out: Tensor = normed * act if act is not None and self.norm_first else normed
         return out.to(dtype)
 
     def extra_repr(self) -> str:

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from hybridtf.core import BuildContext, Init, ParamSpec, Role
 
 
-def depth(ctx: BuildContext) -> tuple[float, float]:
+def layer_depth(ctx: BuildContext) -> tuple[float, float]:
     """How deep the layer lies: from 0 (first) to 1 (last), and from 1 (first) to almost 0 (last).
 
     A layer built alone, beyond the layers that its context counts, is the last one.
@@ -19,7 +19,7 @@ def depth(ctx: BuildContext) -> tuple[float, float]:
     return ctx.layer_idx / max(n_layers - 1, 1), 1.0 - ctx.layer_idx / n_layers
 
 
-def pattern(make: Callable[[Tensor], Tensor], role: Role = "state") -> ParamSpec:
+def channel_pattern(make: Callable[[Tensor], Tensor], role: Role = "state") -> ParamSpec:
     """A start computed from the channels' numbers 0, 1, ... (float32), the same for every seed."""
 
     def fill(tensor: Tensor, generator: Generator) -> None:
@@ -28,14 +28,14 @@ def pattern(make: Callable[[Tensor], Tensor], role: Role = "state") -> ParamSpec
     return ParamSpec(role, fill, drawn=False)
 
 
-def ramp(width: int, power: float, *, falling: bool = False, offset: float = 0.0) -> ParamSpec:
+def channel_ramp(width: int, power: float, *, falling: bool = False, offset: float = 0.0) -> ParamSpec:
     """(i / width)^power + offset for channel i; ``falling``: 1 less that. The share of the token before, or of the present."""
 
     def make(i: Tensor) -> Tensor:
         rising = (i / width) ** power + offset
         return 1 - rising if falling else rising
 
-    return pattern(make)
+    return channel_pattern(make)
 
 
 def scaled_orthogonal(gain: float) -> Init:

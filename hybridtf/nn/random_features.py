@@ -14,7 +14,7 @@ from hybridtf.core import BuildContext, ParamSpec, Segments
 from hybridtf.core.init import Init
 from hybridtf.nn.norms import accumulation_dtype
 
-NOTHING = -(2.0**23)
+NO_BOUND = -(2.0**23)
 """Below every exponent: the stabiliser of a document that has no key yet. Whole numbers up to its size are exact in float32."""
 
 
@@ -65,11 +65,11 @@ def running_bound(exponents: Tensor, segments: Segments | None, before: Tensor) 
 
     ``before`` (b h): the bound of the document that the state holds. Nothing looks ahead, so that cuts do not change it.
     """
-    highest = exponents.detach().amax(-1).ceil().nan_to_num().clamp(NOTHING + 1, -NOTHING).to(torch.int64)
+    highest = exponents.detach().amax(-1).ceil().nan_to_num().clamp(NO_BOUND + 1, -NO_BOUND).to(torch.int64)
     if segments is None:
         return torch.maximum(highest.cummax(1).values, before.to(torch.int64)[:, None]).to(exponents.dtype)
     # A step between documents that is larger than any exponent lets one running maximum serve them all.
-    number, step = segments.starts.to(torch.int64).cumsum(1)[..., None], int(-4 * NOTHING)
-    first = torch.where(number == 0, before.to(torch.int64)[:, None], int(NOTHING))
+    number, step = segments.starts.to(torch.int64).cumsum(1)[..., None], int(-4 * NO_BOUND)
+    first = torch.where(number == 0, before.to(torch.int64)[:, None], int(NO_BOUND))
     highest = torch.where(segments.real[..., None], torch.maximum(highest, first), first)
     return ((highest + number * step).cummax(1).values - number * step).to(exponents.dtype)

@@ -4,6 +4,7 @@ head; and the shift by one token."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +77,11 @@ class ShortConvs(nn.Module):
 
     def _convs(self) -> list[tuple[str, ShortConv]]:
         return [(name, conv) for name, conv in self.named_children() if isinstance(conv, ShortConv)]
+
+
+def short_convs(ctx: BuildContext, widths: Mapping[str, int], d_conv: int, **options: Any) -> ShortConvs | None:
+    """:class:`ShortConvs` with these options; None where ``d_conv`` is 0."""
+    return ShortConvs(ctx, widths, d_conv, **options) if d_conv else None
 
 
 class HeadConv(nn.Module):

@@ -94,15 +94,16 @@ class HeldAttention(SequenceMixer):
 
     # -- what comes with it --------------------------------------------------------------------------------------------
 
-    def place(self, position: Position | None) -> None:
-        """Take a position, with what it asks of its user."""
+    def place(self, position: Position | None, *, looks_back: bool = False) -> None:
+        """Take a position, with what it asks of its user. ``looks_back``: the mixer can do no other, whatever the position."""
         # Not defaults of the class, which would hide the parameter or module of an instance.
         self.position, self.sinks = position, None
         self.cannot: dict[Law, str] = {} if position is None else dict(position.cannot)
         if isinstance(position, QueryKeyPosition):
             self.causal_only, self.uses_max_len = position.causal_only, position.uses_max_len
-            if position.causal_only:
-                self.takes = ()  # a prefix is seen both ways
+        self.causal_only = self.causal_only or looks_back
+        if self.causal_only:
+            self.takes = ()  # a prefix is seen both ways
 
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         if not self.causal:

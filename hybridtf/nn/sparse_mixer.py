@@ -8,24 +8,22 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hybridtf.core import (
     BuildContext,
     Context,
     Growing,
     Law,
-    ParamSpec,
     Position,
     PositionConfig,
     QueryKeyPosition,
     Ring,
     Segments,
-    SequenceMixer,
     State,
     StateError,
 )
-from hybridtf.core.init import fan_in
+from hybridtf.nn.head_projections import HeadProjections
 from hybridtf.nn.heads_mixer import HeadsConfig
 from hybridtf.nn.positions import token_positions, told
 from hybridtf.ops.block_sparse_attention import Held, SparseRule, hold
@@ -38,7 +36,7 @@ class SparseMixerConfig(HeadsConfig):
     out_bias: bool = False
 
 
-class SparseMixer(SequenceMixer):
+class SparseMixer(HeadProjections):
     """A mixer sets its ``rule``, or gives an :meth:`attend` of its own, and sets ``reach`` where it sees no further back than
     so many tokens.
 
@@ -52,26 +50,16 @@ class SparseMixer(SequenceMixer):
     """Tokens that a query sees back, itself included. None: all."""
 
     def __init__(self, config: SparseMixerConfig, ctx: BuildContext) -> None:
-        super().__init__()
+        super().__init__(config, ctx, qkv_bias=config.qkv_bias, out_bias=config.out_bias)
         self.config = config
-        self.heads, self.causal = config.n_heads, ctx.causal
-        self.head_dim = config.width_in(ctx)
-        self.n_kv_heads = config.n_kv_heads or config.n_heads
-        inner, kv = config.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
-        self.q_proj = nn.Linear(ctx.d_model, inner, bias=config.qkv_bias, **ctx.factory)
-        self.k_proj = nn.Linear(ctx.d_model, kv, bias=config.qkv_bias, **ctx.factory)
-        self.v_proj = nn.Linear(ctx.d_model, kv, bias=config.qkv_bias, **ctx.factory)
-        self.out_proj = nn.Linear(inner, ctx.d_model, bias=config.out_bias, **ctx.factory)
         self.position = _placed(config.position, ctx.child("position", d_model=self.head_dim))
         self.cannot: dict[Law, str] = {} if self.position is None else dict(self.position.cannot)
         if isinstance(self.position, QueryKeyPosition):
             self.causal_only, self.uses_max_len = self.position.causal_only, self.position.uses_max_len
-        sizes = {"n_heads": config.n_heads, "n_kv_heads": self.n_kv_heads, "head_dim": self.head_dim}
         features = set() if ctx.causal else {"non_causal"}
-        self.attention = ctx.bind_kernel("block_sparse_attention", config.kernel, sizes=sizes, features=features)
-
-    def param_specs(self) -> dict[str, ParamSpec]:
-        return {"out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)}
+        self.attention = ctx.bind_kernel(
+            "block_sparse_attention", config.kernel, sizes=self.kernel_sizes(), features=features
+        )
 
     # -- for a subclass ----------------------------------------------------------------------------------------------
 
@@ -102,7 +90,7 @@ class SparseMixer(SequenceMixer):
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         if not self.causal:
             return ()
-        shapes = {**dict.fromkeys(("k", "v"), (self.n_kv_heads, self.head_dim)), **self.extra_shapes()}
+        shapes = {**self.held_shapes(), **self.extra_shapes()}
         where: dict[str, Any] = {"dtype": self.attention.compute_dtype, "device": self.attention.device}
         if self.reach is not None:
             return Ring.empty(batch_size, shapes, window=self.reach, max_len=max_len, **where)
@@ -128,11 +116,6 @@ class SparseMixer(SequenceMixer):
         positions = token_positions(x, segments, leaf)
         q, new = self.project(x, positions, segments, leaf)
         return q, hold(leaf, new, segments, keep=keep)
-
-    def split(self, projected: Tensor) -> Tensor:
-        """(b t h k)"""
-        heads: Tensor = projected.unflatten(-1, (-1, self.head_dim))
-        return heads
 
     def seen(self, q: Tensor, held: Held, *args: Any, k: str = "k", v: str = "v", **options: Any) -> Tensor:
         """The op's answer for these queries over the held ``k`` and ``v``; the places are ``held``'s unless given."""

@@ -15,7 +15,7 @@ from hybridtf.core import HybridTFError, KernelError, OpKernel, Segments
 from hybridtf.testing.compare import close, finite, gradients
 from hybridtf.testing.errors import ContractError, NotApplicableError
 from hybridtf.testing.laws_time import total_loss, weight_like
-from hybridtf.testing.subject import TIMELESS, Inputs, Subject
+from hybridtf.testing.subject import Subject, by_phase
 
 REFERENCE = "reference"
 IDS = ("0111110222220", "1111111111111")
@@ -144,33 +144,17 @@ def check_bf16(subject: Subject) -> None:
     wide = subject.build(torch.float32)
     wide.load_state_dict(low.state_dict())
     inputs = subject.inputs(wide, 2, 11, dtype=torch.bfloat16).to(torch.float32)
-    want = _three(subject, wide, inputs)
-    for (what, a), (_, b) in zip(_three(subject, low, inputs.to(torch.bfloat16)), want, strict=True):
+    want = by_phase(subject, wide, inputs)
+    for (what, a), (_, b) in zip(by_phase(subject, low, inputs.to(torch.bfloat16)), want, strict=True):
         if a.dtype != torch.bfloat16:
             raise ContractError(f"{what} of a bfloat16 component is {a.dtype}")
         _near(a, b, f"{what} in bfloat16 is far from float32")
     cast = subject.build(torch.float32, compute_dtype=torch.bfloat16)
     cast.load_state_dict(low.state_dict())
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        got = _three(subject, cast, inputs)
+        got = by_phase(subject, cast, inputs)
     for (what, a), (_, b) in zip(got, want, strict=True):
         _near(a, b, f"{what} under autocast is far from float32")
-
-
-def _three(subject: Subject, module: nn.Module, inputs: Inputs) -> list[tuple[str, Tensor]]:
-    y = subject.call(module, inputs).y
-    if y.requires_grad:
-        y.float().square().sum().backward()
-    results = [("training output", y.detach())]
-    if subject.kind in TIMELESS:
-        return results
-    with torch.no_grad():
-        out = subject.call(module, inputs.columns(slice(0, 8)), state=subject.init_state(module, 2, 16))
-        results.append(("prefill", out.y))
-        for i in range(8, 11):
-            out = subject.call(module, inputs.later().columns(slice(i, i + 1)), state=out.state)
-            results.append((f"decode step {i}", out.y))
-    return results
 
 
 @contextmanager

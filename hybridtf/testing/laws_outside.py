@@ -16,7 +16,7 @@ from hybridtf.core import Growing, Segments, leaves
 from hybridtf.testing.compare import close, gradients
 from hybridtf.testing.errors import ContractError, NotApplicableError
 from hybridtf.testing.laws_time import total_loss, weight_like
-from hybridtf.testing.subject import TIMELESS, Inputs, Subject
+from hybridtf.testing.subject import TIMELESS, Inputs, Subject, by_phase
 
 RANK = 3
 
@@ -66,37 +66,23 @@ def _replace(module: nn.Module, kind: type[nn.Module], change: Callable[[Any, in
 def check_lora(subject: Subject) -> None:
     """With an adapter on every Linear: unmerged equals merged in training, prefill and decode."""
     module = subject.build()
-    before = outputs(subject, module)
+    inputs = subject.inputs(module, 2, 9)
+    before = by_phase(subject, module, inputs)
     if not _replace(module, nn.Linear, lambda base, i: LowRank(base, i)):
         raise NotApplicableError("has no nn.Linear")
     adapters = {name: p for name, p in module.named_parameters() if name.endswith((".down", ".up"))}
-    out = subject.call(module, subject.inputs(module, 2, 9))
+    out = subject.call(module, inputs)
     found = gradients(total_loss(out, weight_like(out.y), with_state=False), list(adapters.values()))
     silent = [name for name, grad in zip(adapters, found, strict=True) if not bool(grad.any())]
     if silent:
         raise ContractError(f"adapters without effect: {silent}; call the Linear itself, or ask core.raw_weight")
     merged = copy.deepcopy(module)
     _replace(merged, LowRank, lambda adapter, i: adapter.merged())
-    wanted = outputs(subject, merged)
-    for (what, a), (_, b), (_, old) in zip(outputs(subject, module), wanted, before, strict=True):
+    wanted = by_phase(subject, merged, inputs)
+    for (what, a), (_, b), (_, old) in zip(by_phase(subject, module, inputs), wanted, before, strict=True):
         close(a, b, tol=1e-9, what=f"low-rank adapters: unmerged differs from merged in {what}")
         if torch.equal(b, old):
             raise ContractError(f"low-rank adapters have no effect on {what}")
-
-
-def outputs(subject: Subject, module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Outputs of training, prefill and decode."""
-    inputs = subject.inputs(module, 2, 9)
-    results = [("training", subject.call(module, inputs).y.detach())]
-    if subject.kind in TIMELESS:
-        return results
-    with torch.no_grad():
-        out = subject.call(module, inputs.columns(slice(0, 6)), state=subject.init_state(module, 2, 12))
-        results.append(("prefill", out.y))
-        for i in range(6, 9):
-            out = subject.call(module, inputs.later().columns(slice(i, i + 1)), state=out.state)
-            results.append(("decode", out.y))
-    return results
 
 
 def check_compile(subject: Subject, backend: str | None = None) -> None:

@@ -269,3 +269,22 @@ def needs_state(subject: Subject, module: nn.Module) -> None:
     """Skip a check about states for a component that has none."""
     if not leaves(subject.init_state(module, 1)):
         raise NotApplicableError("has no state")
+
+
+def by_phase(subject: Subject, module: nn.Module, inputs: Inputs) -> list[tuple[str, Tensor]]:
+    """Outputs of training (where there are gradients, its backward runs too), prefill and three steps of decode, by name."""
+    y = subject.call(module, inputs).y
+    if y.requires_grad:
+        y.float().square().sum().backward()
+    results = [("training output", y.detach())]
+    if subject.kind in TIMELESS:
+        return results
+    t = inputs.x.shape[1]
+    with torch.no_grad():
+        state = subject.init_state(module, inputs.x.shape[0], t + 5)
+        out = subject.call(module, inputs.columns(slice(0, t - 3)), state=state)
+        results.append(("prefill", out.y))
+        for i in range(t - 3, t):
+            out = subject.call(module, inputs.later().columns(slice(i, i + 1)), state=out.state)
+            results.append((f"decode step {i}", out.y))
+    return results

@@ -22,7 +22,7 @@ LONGEST = 4096
 """Tokens of the longest case."""
 
 
-BY_THEMSELVES: dict[str, dict[str, Any]] = {"rwkv7": {"first_values": "none"}}
+BY_THEMSELVES: dict[str, dict[str, Any]] = {"rwkv7": {"value_residual": "none"}}
 """Options with which a mixer hands nothing to later layers."""
 
 

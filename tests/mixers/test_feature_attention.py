@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from hybridtf.core import BuildContext, ConfigError, LengthError, Segments
 from hybridtf.mixers import BasedConfig, CosformerConfig, LinearTransformerConfig, PerformerConfig, RebasedConfig
-from hybridtf.nn.random_features import NOTHING, orthogonal_rows, running_bound
+from hybridtf.nn.random_features import NO_BOUND, orthogonal_rows, running_bound
 from tests.peers import peer
 
 D, H, T = 12, 3, 11
@@ -85,10 +85,10 @@ def test_linear_transformer_equals_the_paper():
     agree(mixer, torch.randn(2, T, D, dtype=F64), want)
 
 
-@pytest.mark.parametrize("feature_dim", [1, 5])
-def test_based_equals_the_reference_of_others(feature_dim):
+@pytest.mark.parametrize("head_dim", [1, 5])
+def test_based_equals_the_reference_of_others(head_dim):
     naive = peer("fla/ops/based/naive.py").naive_parallel_based
-    mixer = build(BasedConfig, feature_dim=feature_dim, eps=1e-6)
+    mixer = build(BasedConfig, head_dim=head_dim, eps=1e-6)
 
     def want(x):
         q, k, v = (z.transpose(1, 2) for z in heads(mixer, x))
@@ -101,7 +101,7 @@ def test_based_equals_the_reference_of_others(feature_dim):
 def test_rebased_equals_the_reference_of_others(options):
     """Their layer normalises q and k with one gamma and beta; their kernel squares the products."""
     naive = peer("fla/ops/rebased/naive.py").naive_parallel_rebased
-    mixer = build(RebasedConfig, feature_dim=5, eps=1e-6, **options)
+    mixer = build(RebasedConfig, head_dim=5, eps=1e-6, **options)
 
     def want(x):
         q, k, v = (z.transpose(1, 2) for z in heads(mixer, x))
@@ -113,8 +113,8 @@ def test_rebased_equals_the_reference_of_others(options):
 
 
 def test_published_defaults():
-    assert (BasedConfig().n_heads, BasedConfig().feature_dim, BasedConfig().eps) == (12, 16, 1e-12)
-    assert (RebasedConfig().n_heads, RebasedConfig().feature_dim, RebasedConfig().eps) == (16, 16, 1e-5)
+    assert (BasedConfig().n_heads, BasedConfig().head_dim, BasedConfig().eps) == (12, 16, 1e-12)
+    assert (RebasedConfig().n_heads, RebasedConfig().head_dim, RebasedConfig().eps) == (16, 16, 1e-5)
     assert BasedConfig().build(BuildContext(d_model=24)).n_features == 1 + 16 + 136
     assert RebasedConfig().build(BuildContext(d_model=32)).n_features == 136
     assert PerformerConfig().n_features == 256
@@ -323,7 +323,7 @@ def test_running_bound_is_each_documents_own():
     segments = Segments.from_ids(torch.tensor([[1, 1, 0, 2, 2, 0, 2]]))
     before = torch.tensor([[5.0]])
     assert running_bound(exponents, segments, before)[0, :, 0].tolist() == [5.0, 5.0, 5.0, -9.0, -7.0, -7.0, -7.0]
-    assert running_bound(exponents, None, torch.tensor([[NOTHING]]))[0, :, 0].tolist() == [2.0, 2.0, 4.0, 4.0, 4.0, 8.0, 8.0]
+    assert running_bound(exponents, None, torch.tensor([[NO_BOUND]]))[0, :, 0].tolist() == [2.0, 2.0, 4.0, 4.0, 4.0, 8.0, 8.0]
     fresh = Segments.from_ids(torch.tensor([[0, 3, 3, 3, 3, 3, 4]]), continues=False)
     assert running_bound(exponents, fresh, before)[0, 1:, 0].tolist() == [1.0, 4.0, 4.0, 4.0, 8.0, -20.0]
 
@@ -335,16 +335,17 @@ def test_stretches_without_gradients_change_nothing(config_cls, monkeypatch):
     x = torch.randn(3, 23, D, dtype=F64)
     ids = torch.tensor([[1] * 9 + [2] * 14, [0] * 12 + [1] * 11, [0] * 23])
     for segments in (None, Segments.from_ids(ids, continues=torch.tensor([True, False, True]))):
-        before = mixer(x[:, :7], state=mixer.init_state(3))[1]
-        want = mixer(x, segments=segments)[0], *mixer(x, segments=segments, state=before.clone())
+        before = mixer(x[:, :7], state=mixer.init_state(3))[1]["memory"]
+        want = mixer(x, segments=segments)[0], *mixer(x, segments=segments, state={"memory": before.clone()})
         with monkeypatch.context() as patch:
             patch.setattr("hybridtf.mixers.feature_attention.STRETCH", 5)
-            got = mixer(x, segments=segments)[0], *mixer(x, segments=segments, state=before.clone())
+            got = mixer(x, segments=segments)[0], *mixer(x, segments=segments, state={"memory": before.clone()})
         for a, b in zip(got[:2], want[:2], strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
-        assert got[2].length.tolist() == want[2].length.tolist()
-        for name, value in want[2].data.items():
-            torch.testing.assert_close(got[2][name], value, rtol=0, atol=1e-11)
+        held, wanted = got[2]["memory"], want[2]["memory"]
+        assert held.length.tolist() == wanted.length.tolist()
+        for name, value in wanted.data.items():
+            torch.testing.assert_close(held[name], value, rtol=0, atol=1e-11)
 
 
 def test_widths_that_do_not_fit_are_refused():

@@ -16,9 +16,9 @@ WIDTH = 7
 
 
 def plain(m, x):
-    config, groups = m.config, m.v_heads // m.config.n_heads
+    config, groups = m.config, m.config.value_heads // m.config.n_heads
     keys = lambda z: z.unflatten(-1, (config.n_heads, -1)).repeat_interleave(groups, 2)  # noqa: E731
-    values = lambda z: z.unflatten(-1, (m.v_heads, -1))  # noqa: E731
+    values = lambda z: z.unflatten(-1, (m.config.value_heads, -1))  # noqa: E731
     parts = (("q", m.q_proj), ("k", m.k_proj), ("v", m.v_proj))
     q, k, v = (causal_conv(proj(x), m.conv.get_submodule(name)) for name, proj in parts)
     q, k = (keys(z) for z in (q, k))

@@ -47,7 +47,7 @@ def gla_by_hand(m, x: Tensor, edges=None) -> Tensor:
         q, k, v = (convolved(y, conv, F.silu) for y, conv in ((q, m.conv.q), (k, m.conv.k), (v, m.conv.v)))
     gate = x @ m.decay_proj.down_proj.weight.T @ m.decay_proj.up_proj.weight.T + m.decay_proj.up_proj.bias
     gate = (gate.sigmoid() ** (1 / c.gate_normaliser)).log()
-    k, v, gate = (repeated(y, c.n_heads, c.states) for y in (k, v, gate))
+    k, v, gate = (repeated(y, c.n_heads, c.kv_heads) for y in (k, v, gate))
     with StrictFloat64():
         y, _ = peer("fla/ops/gla/naive.py").naive_recurrent_gla(q.unflatten(-1, (c.n_heads, -1)), k, v, gate)
     y = rms(y, m.norm.weight, c.eps).flatten(-2)
@@ -61,7 +61,7 @@ def gsa_by_hand(m, x: Tensor, edges=None) -> Tensor:
         q, k, v = (convolved(y, conv, F.silu) for y, conv in ((q, m.conv.q), (k, m.conv.k), (v, m.conv.v)))
     gate = m.f_proj(x).sigmoid() ** (1 / c.gate_normaliser)
     q = F.silu(q).unflatten(-1, (c.n_heads, -1))
-    k, v, s, g = (y.unflatten(-1, (c.states, -1)) for y in (F.silu(k), F.silu(v), 1 - gate, gate.log()))
+    k, v, s, g = (y.unflatten(-1, (c.kv_heads, -1)) for y in (F.silu(k), F.silu(v), 1 - gate, gate.log()))
     with StrictFloat64():
         y, _ = peer("fla/ops/gsa/naive.py").naive_recurrent_gsa(q, k, v, s, g, scale=1.0)
     return m.out_proj(rms(F.silu(y.flatten(-2)), m.norm.weight, c.eps))
@@ -110,14 +110,14 @@ def test_published_sizes_and_starts() -> None:
     gla = GLAConfig().build(BuildContext(d_model=64))
     assert gla.q_proj.weight.shape == (32, 64)
     assert gla.gla.probe.dtype == torch.float32
-    assert gla.init_state(1)["gla"]["S"].shape == (1, 4, 8, 16)
+    assert gla.init_state(1)["memory"]["S"].shape == (1, 4, 8, 16)
     assert not gla.decay_proj.up_proj.bias.any()
     gsa = GSAConfig().build(BuildContext(d_model=64))
-    assert {name: tuple(x.shape) for name, x in gsa.init_state(1)["slots"].data.items()} == {
+    assert {name: tuple(x.shape) for name, x in gsa.init_state(1)["memory"].data.items()} == {
         "K": (1, 4, 16, 64), "V": (1, 4, 64, 16),
     }
     hgrn2 = HGRN2Config().build(BuildContext(d_model=256))
-    assert hgrn2.init_state(1)["gla"]["S"].shape == (1, 2, 128, 128)
+    assert hgrn2.init_state(1)["memory"]["S"].shape == (1, 2, 128, 128)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def by_matrices(mixer, x):
     return mixer.out_proj(torch.stack(out, -1).flatten(2))
 
 
-@pytest.mark.parametrize("options", [{}, {"head_dim": 3}, {"head_dim": 2, "discretisation": "zoh", "start": "inv"}])
+@pytest.mark.parametrize("options", [{}, {"head_dim": 3}, {"head_dim": 2, "discretisation": "zoh", "a_init": "inv"}])
 def test_forward_and_gradients_are_those_of_algorithm_1(options):
     mixer = build(**options)
     x = torch.randn(2, 21, D, dtype=F64, requires_grad=True)

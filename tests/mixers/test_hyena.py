@@ -17,7 +17,7 @@ D, L, F64 = 5, 40, torch.float64
 
 
 def build(**options):
-    config = HyenaConfig(**{"filter_width": 6, "shift": 0.05, **options})
+    config = HyenaConfig(**{"d_filter": 6, "shift": 0.05, **options})
     mixer = config.build(BuildContext(d_model=D, max_seq_len=L, param_dtype=F64))
     with torch.no_grad():
         for p in mixer.parameters():

@@ -10,7 +10,7 @@ from hybridtf.mixers import AttentionConfig, IndexedAttentionConfig, IndexedMLAC
 from tests.strict_float64 import StrictFloat64
 
 D, T, F64 = 12, 21, torch.float64
-SIZES = {"q_lora_rank": 7, "kv_lora_rank": 9, "qk_nope_head_dim": 5, "qk_rope_head_dim": 4, "v_head_dim": 3}
+SIZES = {"q_lora_rank": 7, "kv_lora_rank": 9, "qk_nope_head_dim": 5, "qk_rope_head_dim": 4, "v_dim": 3}
 RENAMED = {"kv_a_proj_with_mqa": "kv_a_proj", "o_proj": "out_proj", "wq_b": "q_proj", "wk": "k_proj"}
 
 
@@ -20,6 +20,11 @@ def build(config, **more):
         for i, p in enumerate(mixer.parameters()):
             p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i), dtype=F64) * 0.5)
     return mixer
+
+
+def published(sizes):
+    """As transformers says them."""
+    return {"v_head_dim" if name == "v_dim" else name: size for name, size in sizes.items()}
 
 
 def renamed(name):
@@ -38,12 +43,12 @@ def test_equals_transformers(topk, interleaved):
     module = pytest.importorskip(f"transformers.models.{folder}.modeling_{folder}")
     config = getattr(module, f"{name}Config")(
         hidden_size=D, num_attention_heads=3, num_key_value_heads=3, num_hidden_layers=1, index_n_heads=16, index_head_dim=6,
-        index_topk=topk, **SIZES, **({"indexer_types": ["full"]} if interleaved else {}),
+        index_topk=topk, **published(SIZES), **({"indexer_types": ["full"]} if interleaved else {}),
     )
     config._attn_implementation = "sdpa"
     theirs = getattr(module, f"{name}Attention")(config, 0).double()
     ours = IndexedMLAConfig(
-        n_heads=3, index_n_heads=16, index_head_dim=6, index_topk=topk, **SIZES,
+        n_heads=3, index_n_heads=16, index_head_dim=6, index_top_k=topk, **SIZES,
         index_position={"type": "rope", "interleaved": interleaved},
     )
     mixer = build(ours)
@@ -63,14 +68,14 @@ def test_equals_transformers(topk, interleaved):
 
 
 HEADS = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6}
-INDEX = {"index_n_heads": 8, "index_head_dim": 6, "index_topk": 5}
+INDEX = {"index_n_heads": 8, "index_head_dim": 6, "index_top_k": 5}
 
 
 @pytest.mark.parametrize(
     ("sparse", "full"),
     [
-        (IndexedAttentionConfig(**HEADS, **{**INDEX, "index_topk": T}), AttentionConfig(**HEADS)),
-        (IndexedMLAConfig(n_heads=3, **SIZES, **{**INDEX, "index_topk": T + 9}), MLAConfig(n_heads=3, **SIZES)),
+        (IndexedAttentionConfig(**HEADS, **{**INDEX, "index_top_k": T}), AttentionConfig(**HEADS)),
+        (IndexedMLAConfig(n_heads=3, **SIZES, **{**INDEX, "index_top_k": T + 9}), MLAConfig(n_heads=3, **SIZES)),
     ],
 )
 def test_is_full_attention_where_all_tokens_are_chosen(sparse, full):
@@ -130,7 +135,7 @@ def test_the_indexer_is_taught_the_attentions_weights_and_nothing_else_is():
 def test_training_the_loss_teaches_the_choice():
     """The indexer alone is trained on the loss: the KL falls."""
     torch.manual_seed(0)
-    mixer = build(IndexedAttentionConfig(**HEADS, **{**INDEX, "index_topk": 64}))
+    mixer = build(IndexedAttentionConfig(**HEADS, **{**INDEX, "index_top_k": 64}))
     x = torch.randn(2, 64, D, dtype=F64)
     before = mixer(x)[2].losses["indexer_kl"][0]
     optimizer = torch.optim.Adam(mixer.indexer.parameters(), lr=0.02)
@@ -166,13 +171,14 @@ def test_pooled_keys_equal_transformers(topk, pool):
     sizes = {**SIZES, "qk_rope_head_dim": 0}
     config = module.Glm5NextTextConfig(
         hidden_size=D, num_attention_heads=3, num_key_value_heads=3, num_hidden_layers=1, index_n_heads=16, index_head_dim=6,
-        index_topk=topk, index_kpool=pool, index_kpool_always_select_tail=True, indexer_types=["full"], **sizes,
+        index_topk=topk, index_kpool=pool, index_kpool_always_select_tail=True, indexer_types=["full"],
+        **published(sizes),
     )
     config._attn_implementation = "sdpa"
     theirs = module.Glm5NextTextAttention(config, 0).double()
     none = {"type": "none"}
     mixer = build(IndexedMLAConfig(
-        n_heads=3, index_n_heads=16, index_head_dim=6, index_topk=topk, index_pool=pool, position=none, index_position=none,
+        n_heads=3, index_n_heads=16, index_head_dim=6, index_top_k=topk, index_pool=pool, position=none, index_position=none,
         norm={"type": "rms_norm", "eps": config.rms_norm_eps}, **sizes,
     ))
     pooling = {"indexer.index_kpool_compress_ape": "indexer.gate_bias"}

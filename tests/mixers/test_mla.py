@@ -10,7 +10,7 @@ from hybridtf.mixers import MLAConfig
 from tests.strict_float64 import StrictFloat64
 
 D, T = 12, 9
-SIZES = {"kv_lora_rank": 7, "qk_nope_head_dim": 5, "qk_rope_head_dim": 6, "v_head_dim": 3}
+SIZES = {"kv_lora_rank": 7, "qk_nope_head_dim": 5, "qk_rope_head_dim": 6, "v_dim": 3}
 YARN = {"factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.9, "beta_fast": 2.0, "beta_slow": 1.0}
 v3 = pytest.importorskip("transformers.models.deepseek_v3.modeling_deepseek_v3")
 v2 = pytest.importorskip("transformers.models.deepseek_v2.modeling_deepseek_v2")
@@ -19,7 +19,7 @@ v2 = pytest.importorskip("transformers.models.deepseek_v2.modeling_deepseek_v2")
 def layer_of(module, name, **more):
     """A layer with random weights, and its table of positions."""
     config = getattr(module, f"{name}Config")(
-        hidden_size=D, num_attention_heads=3, num_key_value_heads=3, num_hidden_layers=1, **more
+        hidden_size=D, num_attention_heads=3, num_key_value_heads=3, num_hidden_layers=1, v_head_dim=more.pop("v_dim"), **more
     )
     config._attn_implementation = "sdpa"
     layer = getattr(module, f"{name}Attention")(config, 0).double()

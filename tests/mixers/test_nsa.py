@@ -47,7 +47,7 @@ def test_the_branches_are_those_of_fla(naive):
     """The compressed and the selected branch, opened one at a time by the gates, on the mixer's own keys."""
     t, size = 22, 4
     config = NSAConfig(
-        **HEADS, compress_size=size, compress_stride=size, block_size=size, n_selected=3, window=5, compression="mean",
+        **HEADS, compress_size=size, compress_stride=size, block_size=size, top_k=3, window=5, compression="mean",
         position={"type": "none"},
     )
     mixer = config.build(BuildContext(d_model=D, param_dtype=torch.float32))
@@ -122,7 +122,7 @@ def test_the_choice_is_that_of_the_paper(sizes, n):
 
 def test_a_window_over_all_and_all_blocks_chosen_is_full_attention():
     """With the compressed branch shut and both others over everything, gates weigh two full attentions."""
-    config = NSAConfig(**HEADS, compress_size=4, compress_stride=2, block_size=4, n_selected=9, window=40)
+    config = NSAConfig(**HEADS, compress_size=4, compress_stride=2, block_size=4, top_k=9, window=40)
     mixer = config.build(BuildContext(d_model=D, param_dtype=F64))
     x = torch.randn(2, 30, D, dtype=F64)
     with torch.no_grad():

@@ -24,14 +24,14 @@ def float64():
 def layer(mixer, x):
     config, hd = mixer.config, mixer.head_dim
     q, k, v = (F.linear(x, p.weight).unflatten(-1, (-1, hd)) for p in (mixer.q_proj, mixer.k_proj, mixer.v_proj))
-    ways = (mixer.w_proj.down_proj, mixer.w_proj.up_proj) if config.low_rank else (mixer.w_proj,)
+    ways = (mixer.w_proj.down_proj, mixer.w_proj.up_proj) if config.w_rank else (mixer.w_proj,)
     w = x
     for part in ways:
         w = w @ part.weight.mT
-    w = (causal_conv(w, mixer.conv) if config.w_conv else w).unflatten(-1, (-1, hd))
+    w = (causal_conv(w, mixer.conv) if config.d_conv else w).unflatten(-1, (-1, hd))
     w = w / (w.square().sum(-1, keepdim=True) + 1e-6).sqrt()
-    if config.qk_norm:
-        q, k = (F.rms_norm(z, (hd,), n.weight, 1e-6) for z, n in ((q, mixer.q_norm), (k, mixer.k_norm)))
+    if config.qk_norm is not None:
+        q, k = (F.rms_norm(z, (hd,), n.weight, config.qk_norm.eps) for z, n in ((q, mixer.q_norm), (k, mixer.k_norm)))
     beta = 2 * torch.sigmoid(F.linear(x, mixer.beta_proj.weight, mixer.beta_proj.bias))
     g = torch.zeros(*x.shape[:2], mixer.n_heads)
     if config.forget_gate:
@@ -41,18 +41,21 @@ def layer(mixer, x):
     return y.flatten(2) @ mixer.out_proj.weight.mT
 
 
-OPTIONS = [{}, {"forget_gate": True, "qk_norm": True}, {"low_rank": False, "w_conv": False}, {"forget_gate": True, "d_conv": 1}]
+OPTIONS = [
+    {}, {"forget_gate": True, "qk_norm": {"type": "rms_norm", "eps": 1e-5}}, {"w_rank": 0, "d_conv": 0},
+    {"forget_gate": True, "d_conv": 1},
+]
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_layer(options):
-    mixer = built(PathAttentionConfig(n_heads=4, n_kv_heads=2, head_dim=3, rank=5, **options), 7)
+    mixer = built(PathAttentionConfig(n_heads=4, n_kv_heads=2, head_dim=3, **{"w_rank": 5, **options}), 7)
     x = given(2, 11, 7)
     same(mixer(x)[0], layer(mixer, x), x, mixer)
 
 
 def test_a_packed_document_is_as_alone():
-    mixer = built(PathAttentionConfig(n_heads=2, head_dim=4, rank=5, forget_gate=True), 6)
+    mixer = built(PathAttentionConfig(n_heads=2, head_dim=4, w_rank=5, forget_gate=True), 6)
     x = given(1, 9, 6)
     y = mixer(x, segments=Segments.from_ids(torch.tensor([[1, 1, 1, 0, 2, 2, 0, 2, 2]])))[0]
     at = [4, 5, 7, 8]

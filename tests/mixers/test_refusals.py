@@ -32,8 +32,14 @@ CASES: list[tuple[dict[str, Any], str]] = [
         {"type": "linear_attention", "n_heads": 4, "decay": [0.5, 0.5]},
         f"{GIVEN}: decay has 2 numbers for 4 kv heads",
     ),
-    ({"type": "rwkv7", "head_dim": 4, "first_values": "reed"}, "input should be 'auto', 'write', 'read' or 'none', got 'reed'"),
-    ({"type": "rwkv7", "head_dim": 4, "first_values": "read"}, f"{BUILT}: layer 0 reads the edge 'rwkv7_first_values', which"),
+    (
+        {"type": "rwkv7", "head_dim": 4, "value_residual": "latr"},
+        "input should be 'none', 'auto', 'first' or 'later', got 'latr'",
+    ),
+    (
+        {"type": "rwkv7", "head_dim": 4, "value_residual": "later"},
+        f"{BUILT}: layer 0 reads the edge 'rwkv7_first_values', which",
+    ),
     (
         {"type": "lora", "mixer": {"type": "attention", "n_heads": 2}, "on": ["q_prj"]},
         f"{BUILT}: no projection named 'q_prj' in it. Did you mean 'q_proj'? Known: k_proj, out_proj, q_proj, v_proj",

@@ -27,7 +27,7 @@ def recurrence(dtype=F64, **options) -> RGLRU:
 
 
 def block(dtype=F64, seed: int = 0, **options):
-    config = GriffinRecurrentConfig(n_heads=HEADS, d_rnn=WIDTH, **options)
+    config = GriffinRecurrentConfig(n_heads=HEADS, d_inner=WIDTH, **options)
     mixer = config.build(BuildContext(d_model=D, param_dtype=dtype))
     torch.manual_seed(seed)
     with torch.no_grad():
@@ -179,9 +179,9 @@ def by_hand(mixer, x):
 @pytest.mark.parametrize(
     "config",
     [
-        GriffinRecurrentConfig(n_heads=3, d_rnn=12, bias=False, conv_bias=False, d_conv=2, activation="silu"),
+        GriffinRecurrentConfig(n_heads=3, d_inner=12, bias=False, conv_bias=False, d_conv=2, activation="silu"),
         GriffinRecurrentConfig(n_heads=5, decay_power=2.0, d_conv=1, a_range=(0.2, 0.5)),
-        RGLRUConfig(n_heads=2), RGLRUConfig(n_heads=10, bias=True), RGLRUConfig(n_heads=1, d_rnn=7, decay_power=1.0),
+        RGLRUConfig(n_heads=2), RGLRUConfig(n_heads=10, bias=True), RGLRUConfig(n_heads=1, d_inner=7, decay_power=1.0),
     ],
     ids=str,
 )
@@ -199,7 +199,8 @@ def test_forward_and_gradients_equal_the_plain_loop(config) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_decays_start_in_their_range(dtype: torch.dtype) -> None:
     for low, high in ((0.9, 0.999), (0.3, 0.4)):
-        layer = RGLRUConfig(n_heads=2, d_rnn=2048, a_range=(low, high)).build(BuildContext(d_model=8, param_dtype=dtype)).rg_lru
+        place = BuildContext(d_model=8, param_dtype=dtype)
+        layer = RGLRUConfig(n_heads=2, d_inner=2048, a_range=(low, high)).build(place).rg_lru
         a = torch.exp(-F.softplus(layer.Lambda.detach().double()))
         slack = 1e-4 if dtype == torch.float32 else 2e-3
         assert low - slack < float(a.min()) < low + 0.1 * (high - low)
@@ -216,7 +217,7 @@ def test_their_start_is_ours() -> None:
         warnings.simplefilter("ignore")
         model = modeling.RecurrentGemmaModel(config)
     theirs_a = torch.exp(-F.softplus(model.layers[0].temporal_block.rg_lru.recurrent_param.detach().double()))
-    ours = RGLRUConfig(n_heads=1, d_rnn=3000).build(BuildContext(d_model=8)).rg_lru
+    ours = RGLRUConfig(n_heads=1, d_inner=3000).build(BuildContext(d_model=8)).rg_lru
     ours_a = torch.exp(-F.softplus(ours.Lambda.detach().double()))
     for q in (0.01, 0.25, 0.5, 0.75, 0.99):
         assert abs(float(theirs_a.quantile(q) - ours_a.quantile(q))) < 4e-3
@@ -284,7 +285,7 @@ def test_a_continued_document_has_no_first_token() -> None:
 
 @torch.no_grad()
 def test_the_recurrence_remembers_its_last_tokens_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    mixer = RGLRUConfig(n_heads=2, d_rnn=6).build(BuildContext(d_model=D, param_dtype=F64))
+    mixer = RGLRUConfig(n_heads=2, d_inner=6).build(BuildContext(d_model=D, param_dtype=F64))
     calls = []
     scan = mixer.rg_lru.scan.forward
     monkeypatch.setattr(mixer.rg_lru.scan, "forward", lambda *a, **k: (calls.append(1), scan(*a, **k))[1])

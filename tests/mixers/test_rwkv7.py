@@ -68,19 +68,19 @@ def test_the_first_layer_and_a_later_one(t: int) -> None:
 
 
 def test_who_writes_and_who_reads() -> None:
-    def edges(told: str, layer_idx: int, *written: str):
-        config = CONFIG.model_copy(update={"first_values": told})
+    def edges(role: str, layer_idx: int, *written: str):
+        config = CONFIG.model_copy(update={"value_residual": role})
         mixer = config.build(BuildContext(d_model=WIDTH, layer_idx=layer_idx, n_layers=4, edges=frozenset(written)))
         return bool(mixer.writes), bool(mixer.reads), mixer.v_lora is not None
 
-    assert edges("auto", 2) == edges("write", 2, FIRST_VALUES) == (True, False, False)
-    assert edges("auto", 2, FIRST_VALUES) == edges("read", 1) == (False, True, True)
+    assert edges("auto", 2) == edges("first", 2, FIRST_VALUES) == (True, False, False)
+    assert edges("auto", 2, FIRST_VALUES) == edges("later", 1) == (False, True, True)
     assert edges("none", 0) == edges("none", 3) == (False, False, False)
 
 
 @pytest.mark.parametrize("law", ["cut", "segment", "lora"])
 def test_a_reading_layer_keeps_the_laws(law: str) -> None:
-    run_law(Subject("mixers", RWKV7Config.tiny().model_copy(update={"first_values": "read"})), law)
+    run_law(Subject("mixers", RWKV7Config.tiny().model_copy(update={"value_residual": "later"})), law)
 
 
 def test_layers_of_a_model_share_the_first_values() -> None:

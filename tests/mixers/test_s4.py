@@ -100,9 +100,9 @@ def by_convolution(mixer, x):
 
 
 @pytest.mark.parametrize("discretisation", ["zoh", "bilinear"])
-@pytest.mark.parametrize("start", ["lin", "inv", "legs"])
-def test_forward_and_gradients_are_those_of_the_convolution(start, discretisation):
-    mixer = build(start=start, discretisation=discretisation)
+@pytest.mark.parametrize("a_init", ["lin", "inv", "legs"])
+def test_forward_and_gradients_are_those_of_the_convolution(a_init, discretisation):
+    mixer = build(a_init=a_init, discretisation=discretisation)
     x = torch.randn(2, 29, D, dtype=F64, requires_grad=True)
     got, want = mixer(x)[0], by_convolution(mixer, x)
     torch.testing.assert_close(got, want, rtol=0, atol=1e-11)

@@ -81,5 +81,5 @@ def test_starts_where_the_published_code_does():
 
 
 def test_a_width_that_does_not_divide_is_refused():
-    with pytest.raises(ConfigError, match="d_model = 6 is not divisible by n_heads = 4"):
+    with pytest.raises(ConfigError, match="d_model = 6 does not divide into n_heads = 4 heads"):
         SLSTMConfig().build(BuildContext(d_model=6))

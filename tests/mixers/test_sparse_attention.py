@@ -69,7 +69,7 @@ def test_longformer_is_that_of_transformers(marks, padded):
         hidden_size=D, num_attention_heads=3, attention_window=[6], num_hidden_layers=1, attention_probs_dropout_prob=0.0
     )
     theirs = longformer.LongformerSelfAttention(config, 0).double().eval()
-    mixer = build(LongformerConfig(n_heads=3, attention_window=6, n_global=0), causal=False)
+    mixer = build(LongformerConfig(n_heads=3, window=4, n_global=0), causal=False)
     roles = {f"{r[0]}_{end}": name for r in ("query", "key", "value") for end, name in (("proj", r), ("global", f"{r}_global"))}
     pairs = share(mixer, theirs, roles)
     x = torch.randn(2, 18, D, dtype=torch.float64, requires_grad=True)
@@ -173,11 +173,11 @@ PATTERNS = {
     "window": (DilatedConfig(n_heads=3, window=3, dilation=1), lambda p, j: 0 <= p - j < 3),
     # Child et al. 2019, section 4.2: A1 = {max(0, i - l) .. i}, A2 = {j : (i - j) mod l = 0}.
     "strided": (
-        StridedSparseConfig(n_heads=3, stride=4, summary=1), lambda p, j: j <= p and (p - j <= 4 or (p - j) % 4 == 0),
+        StridedSparseConfig(n_heads=3, stride=4, n_summary=1), lambda p, j: j <= p and (p - j <= 4 or (p - j) % 4 == 0),
     ),
     # A1 = {j : floor(j / l) = floor(i / l)}, A2 = {j : j mod l in {l - c .. l - 1}}.
     "fixed": (
-        StridedSparseConfig(n_heads=3, pattern="fixed", stride=5, summary=2),
+        StridedSparseConfig(n_heads=3, pattern="fixed", stride=5, n_summary=2),
         lambda p, j: j <= p and (j // 5 == p // 5 or j % 5 in (3, 4)),
     ),
     "chunks": (
@@ -197,7 +197,7 @@ def test_fixed_patterns_are_the_sets_of_the_papers(name):
 
 
 def test_causal_longformer_clips_every_view_to_the_past():
-    mixer = build(LongformerConfig(n_heads=3, attention_window=6, n_global=1))
+    mixer = build(LongformerConfig(n_heads=3, window=4, n_global=1))
     x = torch.randn(19, D, dtype=torch.float64, requires_grad=True)
     marked = torch.zeros(19, dtype=torch.bool)
     marked[[0, 6, 11]] = True
@@ -267,7 +267,7 @@ def test_moba_chooses_as_the_paper_says(size, top_k):
 LINEAR = {
     "dilated": DilatedConfig(n_heads=2, window=16, dilation=3),
     "chunked_attention": ChunkedAttentionConfig(n_heads=2, attention_chunk_size=32),
-    "longformer": LongformerConfig(n_heads=2, attention_window=32),
+    "longformer": LongformerConfig(n_heads=2, window=17),
     "bigbird": BigBirdConfig(n_heads=2, block_size=16),
 }
 
@@ -332,8 +332,8 @@ class CountedKeys(torch.nn.Module):
 
 def test_refusals():
     for make in (
-        lambda: LongformerConfig(n_heads=2, attention_window=5), lambda: BigBirdConfig(n_heads=2, n_window_blocks=2),
-        lambda: StridedSparseConfig(n_heads=2, stride=4, summary=5), lambda: DilatedConfig(n_heads=4, n_kv_heads=3),
+        lambda: LongformerConfig(n_heads=2, window=0), lambda: BigBirdConfig(n_heads=2, n_window_blocks=2),
+        lambda: StridedSparseConfig(n_heads=2, stride=4, n_summary=5), lambda: DilatedConfig(n_heads=4, n_kv_heads=3),
     ):
         with pytest.raises(RecipeError):
             make()

@@ -39,7 +39,8 @@ def wave(i: int, shape) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("more", "y", "gradients"),
-    [({}, PLAIN, PLAIN_GRADIENTS), ({"d_conv": 3, "gate": True}, GATED, GATED_GRADIENTS)], ids=["plain", "conv and gate"],
+    [({}, PLAIN, PLAIN_GRADIENTS), ({"d_conv": 3, "output_gate": True}, GATED, GATED_GRADIENTS)],
+    ids=["plain", "conv and gate"],
 )
 def test_numbers_of_the_published_layer(more, y, gradients) -> None:
     """Gradients: of the sum of squares, in x and in each parameter by name, as sums of absolute values."""

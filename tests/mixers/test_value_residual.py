@@ -26,7 +26,7 @@ def test_later_layers_attend_to_mixed_values():
     with torch.no_grad():
         later.value_mix.copy_(torch.tensor([0.25, -1.25]))
     got, _ = later(x, edges=extras.edges)
-    plain = build(None)
+    plain = build("none")
     plain.load_state_dict({n: p for n, p in later.state_dict().items() if n != "value_mix"})
     mixed = 0.25 * values.flatten(2) - 1.25 * later.v_proj(x)
     plain.v_proj.forward = lambda _: mixed

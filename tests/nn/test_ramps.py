@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from hybridtf.core import BuildContext, active
-from hybridtf.nn.ramps import depth
+from hybridtf.nn.ramps import layer_depth
 
 
 def test_depth_of_layers_and_of_one_beyond_them():
-    assert [depth(BuildContext(d_model=4, layer_idx=i, n_layers=3)) for i in (0, 2)] == [(0.0, 1.0), (1.0, 1 - 2 / 3)]
-    assert depth(BuildContext(d_model=4)) == (0.0, 1.0)
-    assert depth(BuildContext(d_model=4, layer_idx=5)) == depth(BuildContext(d_model=4, layer_idx=5, n_layers=6))
+    assert [layer_depth(BuildContext(d_model=4, layer_idx=i, n_layers=3)) for i in (0, 2)] == [(0.0, 1.0), (1.0, 1 - 2 / 3)]
+    assert layer_depth(BuildContext(d_model=4)) == (0.0, 1.0)
+    assert layer_depth(BuildContext(d_model=4, layer_idx=5)) == layer_depth(BuildContext(d_model=4, layer_idx=5, n_layers=6))
 
 
 @pytest.mark.parametrize("name", ["rwkv4", "rwkv5", "rwkv6", "rwkv7", "slstm", "lightning_attention"])

@@ -9,7 +9,7 @@ from torch import nn
 from hybridtf.core import active
 from hybridtf.testing import Subject, preset_config
 from hybridtf.testing.compare import close
-from hybridtf.testing.laws_outside import outputs
+from hybridtf.testing.subject import by_phase
 
 peft = pytest.importorskip("peft")
 BaseTunerLayer = pytest.importorskip("peft.tuners.tuners_utils").BaseTunerLayer
@@ -34,11 +34,12 @@ def _adapted(kind: str, name: str) -> tuple[Subject, nn.Module]:
 @pytest.mark.parametrize(("kind", "name"), COMPONENTS)
 def test_adapters_of_peft_unmerged_equal_merged(kind: str, name: str) -> None:
     subject, module = _adapted(kind, name)
-    plain = outputs(subject, subject.build())
-    apart = outputs(subject, module)
+    inputs = subject.inputs(module, 2, 9)
+    plain = by_phase(subject, subject.build(), inputs)
+    apart = by_phase(subject, module, inputs)
     for part in module.modules():
         if isinstance(part, BaseTunerLayer):
             part.merge()
-    for (what, a), (_, b), (_, before) in zip(apart, outputs(subject, module), plain, strict=True):
+    for (what, a), (_, b), (_, before) in zip(apart, by_phase(subject, module, inputs), plain, strict=True):
         close(a, b, tol=1e-9, what=what)
         assert not torch.equal(a, before)

@@ -23,7 +23,7 @@ CASES = {
     "gemma3": lambda: gemma.gemma3(),
     "gemma3 with stretched positions": lambda: gemma.gemma3(factor=4.0),
     "recurrent_gemma": lambda: gemma.recurrent_gemma(),
-    "recurrent_gemma of another width": lambda: gemma.recurrent_gemma(d_rnn=40, n_kv_heads=2, bias=True),
+    "recurrent_gemma of another width": lambda: gemma.recurrent_gemma(d_inner=40, n_kv_heads=2, bias=True),
     "mamba": lambda: scans.mamba(),
     "mamba with projection bias": lambda: scans.mamba(bias=True),
     "falcon_mamba": lambda: scans.mamba(norms=True),

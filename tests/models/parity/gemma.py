@@ -68,15 +68,15 @@ def gemma3(factor: float | None = None) -> Case:
     return Case("Gemma3ForCausalLM", config, ours, SANDWICH_RULES, unit_offset=True)
 
 
-def recurrent_gemma(d_rnn: int | None = None, n_kv_heads: int = 1, bias: bool = False) -> Case:
+def recurrent_gemma(d_inner: int | None = None, n_kv_heads: int = 1, bias: bool = False) -> Case:
     config = transformers.RecurrentGemmaConfig(
         hidden_size=D_MODEL, num_hidden_layers=6, intermediate_size=2 * D_FF, num_attention_heads=4,
-        num_key_value_heads=n_kv_heads, lru_width=d_rnn, attention_window_size=7, conv1d_width=4, logits_soft_cap=6.0,
+        num_key_value_heads=n_kv_heads, lru_width=d_inner, attention_window_size=7, conv1d_width=4, logits_soft_cap=6.0,
         attention_bias=bias, rms_norm_eps=EPS, **SPECIAL,
     )
     mixer: dict[str, Any] = {"type": "griffin_recurrent", "n_heads": 4}
-    if d_rnn is not None:
-        mixer["d_rnn"] = d_rnn
+    if d_inner is not None:
+        mixer["d_inner"] = d_inner
     attention = {
         "type": "gqa", "n_heads": 4, "n_kv_heads": n_kv_heads, "window": 7, "qkv_bias": bias, "out_bias": True,
         "position": {"type": "rope", "fraction": 0.5},
