@@ -7,14 +7,19 @@
 
 Queries and keys are RMS normed in each head, hence 1 / k in place of 1 / sqrt(k). For n_t transformers takes the place of a
 token in its row, pads included; here it is that in the document, as the same code has it without pads. The layer's fourth
-convolution, behind its channel mixer, is not part of this mixer.
+convolution, behind its channel mixer, is not part of this mixer: the channel mixer ``convolved`` has it.
+
+Inkling 2 (transformers ``inkling2``, ``inkling2_loop``; options, all of them in two presets) shortens q, k and r where it
+normed or left them, with scores over sqrt(k); norms v; divides its convolutions by the root of what they add up, and makes
+their taps from the token in full layers (``conv``); gives each query a sink of its own in the softmax, and each channel of the
+heads' output a gate. There keys and values are projected from inputs of their own, which the block makes (edges).
 
 Axes: b batch, t time, s keys, d d_model, h heads, g kv heads, k head_dim, r d_rel.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field
@@ -23,7 +28,9 @@ from torch import Tensor, nn
 from hybridtf.core import (
     BuildContext,
     Context,
+    Edges,
     ParamSpec,
+    Preset,
     Segments,
     State,
     init,
@@ -31,12 +38,17 @@ from hybridtf.core import (
 )
 from hybridtf.core.init import fan_in
 from hybridtf.nn import (
+    KEY_INPUT,
+    VALUE_INPUT,
+    ConvForm,
     HeadCountsConfig,
     Held,
     HeldAttention,
+    L2Clip,
+    ResidualConv,
     RMSNorm,
-    ShortConv,
     accumulation_dtype,
+    residual_conv,
 )
 from hybridtf.ops.attention import AttentionMask
 
@@ -62,8 +74,26 @@ class RelativeAttentionConfig(HeadCountsConfig):
     log_alpha: float = Field(default=0.1, gt=0)
     d_conv: int = Field(default=4, gt=1)
     """Taps of the convolutions."""
+    conv: ConvForm = "plain"
+    """Of keys and values: ``scaled`` divides by the root of the number of terms, ``dynamic`` adds taps that each token makes
+    for each head. That of the output is ``plain`` beside ``plain``, else ``scaled``."""
     out_conv: bool = True
     """The output of ``out_proj`` is convolved too."""
+    qk_norm: Literal["rms", "l2_clip"] = "rms"
+    """``l2_clip``: where a head's query or key is longer than ``qk_clip`` it is shortened to that, the query after a learned
+    scale; scores are then divided by sqrt(k)."""
+    qk_clip: float = Field(default=512**0.5, gt=0)
+    rel_clip: float | None = Field(default=None, gt=0)
+    """A head's r is scaled too, and shortened to this. None: taken as it is."""
+    value_norm: bool = False
+    """RMS norm of values in each head, without weights."""
+    query_sinks: bool = False
+    """A logit that each query makes for each head, whose weight goes to no value."""
+    output_gate: bool = False
+    """Multiplies the heads' output by sigmoid(gate_proj(x)) before ``out_proj``."""
+    separate_inputs: bool = False
+    """Keys and values are projected from the edges ``key_input`` and ``value_input``, which the block hands to its mixer
+    (``attention_residual``); all else from x."""
     eps: float = Field(default=1e-6, gt=0)
     """Of the norms."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -75,6 +105,10 @@ class RelativeAttentionConfig(HeadCountsConfig):
 
     def build(self, ctx: BuildContext) -> RelativeAttention:
         return RelativeAttention(self, ctx)
+
+    def edge_shapes(self, d_model: int) -> dict[str, tuple[int, ...]]:
+        """What the edges must look like after (b, t)."""
+        return dict.fromkeys((KEY_INPUT, VALUE_INPUT), (d_model,))
 
 
 class _KeysValues(NamedTuple):
@@ -90,28 +124,48 @@ class RelativeAttention(HeldAttention):
     def __init__(self, config: RelativeAttentionConfig, ctx: BuildContext) -> None:
         super().__init__()
         self.config, self.causal, self.head_dim = config, ctx.causal, config.width_in(ctx)
-        self.window, self.dropout, self.scale = config.window, config.dropout, 1.0 / self.head_dim
+        self.window, self.dropout = config.window, config.dropout
+        self.scale = 1.0 / self.head_dim if config.qk_norm == "rms" else self.head_dim**-0.5
         h, g = config.n_heads, config.n_kv_heads or config.n_heads
         self.n_heads, self.n_kv_heads = h, g
         inner, kv = h * self.head_dim, g * self.head_dim
         self.q_proj, self.k_proj, self.v_proj, self.r_proj = (
-            nn.Linear(ctx.d_model, width, bias=False, **ctx.factory) for width in (inner, kv, kv, h * config.d_rel)
+            self._proj(ctx, width) for width in (inner, kv, kv, h * config.d_rel)
         )
+        self.gate_proj = self._proj(ctx, inner) if config.output_gate else None
+        self.sink_proj = self._proj(ctx, h) if config.query_sinks else None
         self.out_proj = nn.Linear(inner, ctx.d_model, bias=False, **ctx.factory)
         self.rel_bank = nn.Parameter(torch.empty(config.d_rel, config.rel_extent, **ctx.factory))
-        head = ctx.child("norm", d_model=self.head_dim)
-        self.q_norm, self.k_norm = (RMSNorm(head, config.eps) for _ in range(2))
-        self.k_conv, self.v_conv = (self._conv(ctx.child(name, d_model=kv)) for name in ("k_conv", "v_conv"))
-        self.out_conv = self._conv(ctx) if config.out_conv else None
+        self._add_norms(ctx)
+        self.k_conv, self.v_conv = (
+            residual_conv(ctx.child(name, d_model=kv), config.conv, config.d_conv, g, ctx.d_model)
+            for name in ("k_conv", "v_conv")
+        )
+        self.out_conv = ResidualConv(ctx, config.d_conv, scaled=config.conv != "plain") if config.out_conv else None
         self.place(None)
         self.causal_only, self.takes = True, ()  # the convolutions look back
+        self.reads = (KEY_INPUT, VALUE_INPUT) if config.separate_inputs else ()
         sizes = {"n_heads": h, "n_kv_heads": g, "head_dim": self.head_dim, "v_dim": self.head_dim}
-        has = {"relative": True, "window": config.window is not None, "dropout": config.dropout > 0}
+        has = {
+            "relative": True, "window": config.window is not None, "dropout": config.dropout > 0, "sinks": config.query_sinks,
+        }
         features = {name for name, on in has.items() if on}
         self.attention = ctx.bind_kernel("attention", config.kernel, sizes=sizes, features=features)
 
-    def _conv(self, ctx: BuildContext) -> ShortConv:
-        return ShortConv(ctx, self.config.d_conv, bias=False, activation=None)
+    def _proj(self, ctx: BuildContext, width: int) -> nn.Linear:
+        return nn.Linear(ctx.d_model, width, bias=False, **ctx.factory)
+
+    def _add_norms(self, ctx: BuildContext) -> None:
+        config, head = self.config, ctx.child("norm", d_model=self.head_dim)
+        self.q_norm: nn.Module
+        self.k_norm: nn.Module
+        if config.qk_norm == "rms":
+            self.q_norm, self.k_norm = (RMSNorm(head, config.eps) for _ in range(2))
+        else:
+            self.q_norm, self.k_norm = L2Clip(head, config.qk_clip, self.n_heads), L2Clip(head, config.qk_clip)
+        self.v_norm = RMSNorm(head, config.eps, weight=False) if config.value_norm else None
+        told = ctx.child("norm", d_model=config.d_rel)
+        self.r_norm = None if config.rel_clip is None else L2Clip(told, config.rel_clip, self.n_heads)
 
     def param_specs(self) -> dict[str, ParamSpec]:
         return {
@@ -131,51 +185,52 @@ class RelativeAttention(HeldAttention):
 
     def forward(
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, context: Context | None = None,
-        keep: int = 0,
-    ) -> tuple[Tensor, State | None]:
+        keep: int = 0, edges: Edges | None = None,
+    ) -> tuple[Any, ...]:
         leaf = None if state is None else state["held"]
         x, positions = self.enter(x, segments, state, leaf)
+        given = (x, x) if not self.reads else self._inputs(edges or {}, segments)
         carried = None if state is None else {name: state[name] for name in ("k_conv", "v_conv")}
         if carried is None or keep == 0:
-            new, carried = self._keys_values(x, segments, carried)
+            new, carried = self._keys_values(given, segments, carried)
         else:
-            new, carried = with_history(self._keys_values, x, segments, carried, keep, self._carried)
+            new, carried = with_history(self._keys_values, given, segments, carried, keep, self._carried)
         q = self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.head_dim)))
         sharp = self._sharpness(positions, accumulation_dtype(x.dtype))
-        rel_q = self.r_proj(x).unflatten(-1, (self.n_heads, -1))
-        added = {"rel_q": _times(rel_q, sharp), "rel_bank": self.rel_bank}
-        y, held = self.attend(_times(q, sharp), {"k": new.k, "v": new.v}, positions, segments, leaf, keep, added)
-        out = self.out_proj(y.flatten(-2))
+        y, held = self.attend(
+            _times(q, sharp), {"k": new.k, "v": new.v}, positions, segments, leaf, keep, self._told(x, sharp)
+        )
+        y = y.flatten(-2)
+        out = self.out_proj(y if self.gate_proj is None else y * torch.sigmoid(self.gate_proj(x)))
         after = None if carried is None else {"held": held, **carried}
         if self.out_conv is None:
             return out, after
-        return self._convolved_out(out, segments, None if state is None else state["out_conv"], after, keep)
+        out, window = self.out_conv.remembered(out, segments, None if state is None else state["out_conv"], keep)
+        return out, None if after is None else {**after, "out_conv": window}
+
+    def _inputs(self, edges: Edges, segments: Segments | None) -> tuple[Tensor, Tensor]:
+        """What keys and values are made of, zero at pads."""
+        k, v = (edges[name] if segments is None else edges[name].masked_fill(~segments.real[..., None], 0)
+                for name in (KEY_INPUT, VALUE_INPUT))
+        return k, v
+
+    def _told(self, x: Tensor, sharp: Tensor | None) -> dict[str, Tensor]:
+        """What the mask is told of the queries."""
+        rel_q = self.r_proj(x).unflatten(-1, (self.n_heads, -1))
+        rel_q = rel_q if self.r_norm is None else self.r_norm(rel_q)
+        told = {"rel_q": _times(rel_q, sharp), "rel_bank": self.rel_bank}
+        return told if self.sink_proj is None else {**told, "sinks": self.sink_proj(x)}
 
     def _keys_values(
-        self, x: Tensor, segments: Segments | None, carried: dict[str, State] | None
+        self, given: tuple[Tensor, Tensor], segments: Segments | None, carried: dict[str, Any] | None
     ) -> tuple[_KeysValues, dict[str, State] | None]:
-        given = dict.fromkeys(("k_conv", "v_conv")) if carried is None else carried
-        k, k_conv = _convolved(self.k_conv, self.k_proj(x), segments, given["k_conv"])
-        v, v_conv = _convolved(self.v_conv, self.v_proj(x), segments, given["v_conv"])
+        before = dict.fromkeys(("k_conv", "v_conv")) if carried is None else carried
+        of_k, of_v = given
+        k, k_conv = self.k_conv(self.k_proj(of_k), segments, before["k_conv"], of_k)
+        v, v_conv = self.v_conv(self.v_proj(of_v), segments, before["v_conv"], of_v)
         k, v = (z.unflatten(-1, (-1, self.head_dim)) for z in (k, v))
-        return _KeysValues(self.k_norm(k), v), None if carried is None else {"k_conv": k_conv, "v_conv": v_conv}
-
-    def _convolved_out(
-        self, out: Tensor, segments: Segments | None, window: State | None, after: dict[str, State] | None, keep: int
-    ) -> tuple[Tensor, State | None]:
-        conv = self.out_conv
-        assert conv is not None
-
-        def step(x: Tensor, part: Segments | None, before: State | None) -> tuple[Tensor, State | None]:
-            return _convolved(conv, x, part, before)
-
-        if window is None or after is None:
-            return step(out, segments, None)
-        if keep == 0:
-            y, last = step(out, segments, window)
-        else:
-            y, last = with_history(step, out, segments, window, keep, conv.init_state)
-        return y, {**after, "out_conv": last}
+        new = _KeysValues(self.k_norm(k), v if self.v_norm is None else self.v_norm(v))
+        return new, None if carried is None else {"k_conv": k_conv, "v_conv": v_conv}
 
     def _sharpness(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
         """(b t) tau of each token; None: 1."""
@@ -188,12 +243,15 @@ class RelativeAttention(HeldAttention):
         return self.score(q, held["k"], held["v"], mask)
 
 
-def _convolved(conv: ShortConv, x: Tensor, segments: Segments | None, window: State | None) -> tuple[Tensor, State | None]:
-    """x (b t c) and what the convolution adds."""
-    added, after = conv(x, segments, window)
-    return x + added, after
-
-
 def _times(x: Tensor, factor: Tensor | None) -> Tensor:
     """x (b t h k), each token times its ``factor`` (b t)."""
     return x if factor is None else (x.to(factor.dtype) * factor[..., None, None]).to(x.dtype)
+
+
+_INKLING2 = {
+    "qk_norm": "l2_clip", "rel_clip": 8.0, "value_norm": True, "query_sinks": True, "output_gate": True,
+}
+PRESETS = (
+    Preset("inkling2_attention", "relative_attention", {**_INKLING2, "conv": "dynamic", "separate_inputs": True}),
+    Preset("inkling2_sliding_attention", "relative_attention", {**_INKLING2, "conv": "scaled"}, requires=("window",)),
+)

@@ -26,6 +26,7 @@ from hybridtf.nn.norms import (
     GatedRMSNorm,
     GroupNormConfig,
     HeadRMSNorm,
+    L2Clip,
     LayerNorm,
     LayerNormConfig,
     NoNorm,
@@ -59,10 +60,11 @@ from hybridtf.nn.positions import (
 )
 from hybridtf.nn.random_features import RandomFeatures, running_bound
 from hybridtf.nn.regularise import DropPath
+from hybridtf.nn.residual_conv import ConvForm, DynamicConv, ResidualConv, residual_conv
 from hybridtf.nn.rg_lru import RGLRU, HeadLinear
 from hybridtf.nn.scan import ComplexScan, Pair, Scan
 from hybridtf.nn.short_conv import HeadConv, ShortConv, ShortConvs, TokenShift
-from hybridtf.nn.softmax_mixer import Held, HeldAttention, Projected, SoftmaxMixer
+from hybridtf.nn.softmax_mixer import KEY_INPUT, VALUE_INPUT, Held, HeldAttention, Projected, SoftmaxMixer
 from hybridtf.nn.sparse_mixer import SparseMixer, SparseMixerConfig
 from hybridtf.nn.streams import (
     Connected,
@@ -75,20 +77,20 @@ from hybridtf.nn.streams import (
 )
 
 __all__ = [
-    "DPLRSSM", "FEATURE_MAPS", "RGLRU", "Activation", "Adapted", "Alibi", "AlibiConfig", "ComplexScan", "Connected",
-    "Connection", "DepthAttention", "DepthOptions", "DiagonalInit", "DiagonalSSM", "Discretisation", "DropPath",
-    "DynamicNTKScaling", "FeatureMap", "GateOptions", "GatedConnection", "GatedRMSNorm", "GatedStreams", "GroupNormConfig",
-    "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadRMSNorm", "HeadsConfig", "HeadsMixer", "Held", "HeldAttention",
-    "HyperConnection", "ImplicitFilter", "IndexedConfig", "IndexedMixer", "LatentConfig", "LatentMixer", "LayerNorm",
-    "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig", "LinearHeads", "LinearScaling", "Llama3Scaling",
-    "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds", "ManifoldConnection", "NTKScaling", "NoNorm",
-    "NoNormConfig", "NoPositionConfig", "Pair", "PositiveRange", "PowerOfTwo", "Projected", "RMSNorm", "RMSNormConfig",
-    "RandomFeatures", "Rope", "RopeConfig", "RopeScaling", "Scan", "ShortConv", "ShortConvs", "SigmoidStreams",
-    "SinusoidalPosition", "SinusoidalPositionConfig", "SoftmaxMixer", "SparseMixer", "SparseMixerConfig", "TokenShift",
-    "Written", "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "diagonal_hippo", "discretised",
-    "filled_with", "forget_sums", "group_sum", "group_sums", "head_width", "hippo_legs", "l2_normalised", "log_forget",
-    "merge_low_rank", "multiply", "n_real", "quadratic", "retention_log_decay", "running_bound", "taylor", "token_positions",
-    "told",
+    "DPLRSSM", "FEATURE_MAPS", "KEY_INPUT", "RGLRU", "VALUE_INPUT", "Activation", "Adapted", "Alibi", "AlibiConfig",
+    "ComplexScan", "Connected", "Connection", "ConvForm", "DepthAttention", "DepthOptions", "DiagonalInit", "DiagonalSSM",
+    "Discretisation", "DropPath", "DynamicConv", "DynamicNTKScaling", "FeatureMap", "GateOptions", "GatedConnection",
+    "GatedRMSNorm", "GatedStreams", "GroupNormConfig", "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadRMSNorm",
+    "HeadsConfig", "HeadsMixer", "Held", "HeldAttention", "HyperConnection", "ImplicitFilter", "IndexedConfig", "IndexedMixer",
+    "L2Clip", "LatentConfig", "LatentMixer", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig",
+    "LinearHeads", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds",
+    "ManifoldConnection", "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "Pair", "PositiveRange", "PowerOfTwo",
+    "Projected", "RMSNorm", "RMSNormConfig", "RandomFeatures", "ResidualConv", "Rope", "RopeConfig", "RopeScaling", "Scan",
+    "ShortConv", "ShortConvs", "SigmoidStreams", "SinusoidalPosition", "SinusoidalPositionConfig", "SoftmaxMixer",
+    "SparseMixer", "SparseMixerConfig", "TokenShift", "Written", "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype",
+    "activation", "diagonal_hippo", "discretised", "filled_with", "forget_sums", "group_sum", "group_sums", "head_width",
+    "hippo_legs", "l2_normalised", "log_forget", "merge_low_rank", "multiply", "n_real", "quadratic", "residual_conv",
+    "retention_log_decay", "running_bound", "taylor", "token_positions", "told",
 ]
 
 

@@ -36,6 +36,9 @@ from hybridtf.core.kernels import OpKernel
 from hybridtf.nn.positions import token_positions
 from hybridtf.ops.attention import AttentionMask
 
+KEY_INPUT, VALUE_INPUT = "key_input", "value_input"
+"""Edges (b t d) that a block hands to a mixer whose keys and values have inputs of their own."""
+
 Held: TypeAlias = Mapping[str, Tensor]
 """What is held of each token, by name, each (b s ...)."""
 

@@ -88,7 +88,8 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout_p
         raise ConfigError(f"attention: dropout_p must be in [0, 1); got {dropout_p}")
     wanted = {
         "q_ids": (b, t), "k_ids": (b, s), "q_pos": (b, t), "k_pos": (b, s), "prefix_len": (b, t),
-        "slopes": (h,), "sinks": (h,) if mask.sinks is None or mask.sinks.ndim < 3 else (b, t, h), "q_decay": (b, t, h), "k_decay": (b, s, h),
+        "slopes": (h,), "q_decay": (b, t, h), "k_decay": (b, s, h),
+        "sinks": (h,) if mask.sinks is None or mask.sinks.ndim < 3 else (b, t, h),
     }
     if mask.rel_q is not None and mask.rel_bank is not None:
         wanted |= {"rel_q": (b, t, h, mask.rel_bank.shape[0])}
