@@ -22,6 +22,7 @@ from hybridtf.nn.limits import PositiveRange, PowerOfTwo
 from hybridtf.nn.linear_heads import LinearHeads, Written, head_width, retention_log_decay
 from hybridtf.nn.low_rank import Adapted, LoraLinear, LoraOptions, LowRank, merge_low_rank
 from hybridtf.nn.lower_bounds import LowerBounds, log_forget
+from hybridtf.nn.message_gate import MessageGate
 from hybridtf.nn.norms import (
     GatedRMSNorm,
     GroupNormConfig,
@@ -84,13 +85,13 @@ __all__ = [
     "HeadsConfig", "HeadsMixer", "Held", "HeldAttention", "HyperConnection", "ImplicitFilter", "IndexedConfig", "IndexedMixer",
     "L2Clip", "LatentConfig", "LatentMixer", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig",
     "LinearHeads", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds",
-    "ManifoldConnection", "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "Pair", "PositiveRange", "PowerOfTwo",
-    "Projected", "RMSNorm", "RMSNormConfig", "RandomFeatures", "ResidualConv", "Rope", "RopeConfig", "RopeScaling", "Scan",
-    "ShortConv", "ShortConvs", "SigmoidStreams", "SinusoidalPosition", "SinusoidalPositionConfig", "SoftmaxMixer",
-    "SparseMixer", "SparseMixerConfig", "TokenShift", "Written", "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype",
-    "activation", "diagonal_hippo", "discretised", "filled_with", "forget_sums", "group_sum", "group_sums", "head_width",
-    "hippo_legs", "l2_normalised", "log_forget", "merge_low_rank", "multiply", "n_real", "quadratic", "residual_conv",
-    "retention_log_decay", "running_bound", "taylor", "token_positions", "told",
+    "ManifoldConnection", "MessageGate", "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "Pair", "PositiveRange",
+    "PowerOfTwo", "Projected", "RMSNorm", "RMSNormConfig", "RandomFeatures", "ResidualConv", "Rope", "RopeConfig",
+    "RopeScaling", "Scan", "ShortConv", "ShortConvs", "SigmoidStreams", "SinusoidalPosition", "SinusoidalPositionConfig",
+    "SoftmaxMixer", "SparseMixer", "SparseMixerConfig", "TokenShift", "Written", "XPos", "XPosConfig", "YarnScaling",
+    "accumulation_dtype", "activation", "diagonal_hippo", "discretised", "filled_with", "forget_sums", "group_sum",
+    "group_sums", "head_width", "hippo_legs", "l2_normalised", "log_forget", "merge_low_rank", "multiply", "n_real",
+    "quadratic", "residual_conv", "retention_log_decay", "running_bound", "taylor", "token_positions", "told",
 ]
 
 

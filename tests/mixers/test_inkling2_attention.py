@@ -7,17 +7,12 @@ import torch
 
 from hybridtf.core import BuildContext, Segments
 from hybridtf.mixers import RelativeAttentionConfig
+from tests.inkling2 import of_attention
 from tests.strict_float64 import StrictFloat64
 
 D, T, F64 = 10, 13, torch.float64
 theirs2 = pytest.importorskip("transformers.models.inkling2.modeling_inkling2")
 looped = pytest.importorskip("transformers.models.inkling2_loop.modeling_inkling2_loop")
-NAMES = {
-    "q_proj.linear.weight": "q_proj.weight", "q_proj.norm.scale": "q_norm.scale", "k_proj.linear.weight": "k_proj.weight",
-    "v_proj.linear.weight": "v_proj.weight", "o_proj.gate_proj.weight": "gate_proj.weight", "sink_proj.weight": "sink_proj.weight",
-    "o_proj.linear.weight": "out_proj.weight", "relative_position_bias.proj": "rel_bank", "conv.conv1d.weight": "out_conv.weight",
-    "relative_position_bias.linear.weight": "r_proj.weight", "relative_position_bias.norm.scale": "r_norm.scale",
-}
 
 
 class Layer(torch.nn.Module):
@@ -42,15 +37,9 @@ class Layer(torch.nn.Module):
 
 def ours(name, p, g):
     """Name and value in the mixer of a parameter of the layer."""
-    name = name.removeprefix("attention.")
-    if ".sconv." not in name:
-        return NAMES[name], p.squeeze(1) if "conv1d" in name else p
-    which, part = name[0], name.split("sconv.")[1]
-    if part == "conv1d.weight":
-        return f"{which}_conv.weight", p.squeeze(1)
-    if part == "static_weight":
-        return f"{which}_conv.weight", p.flip(0).T  # their first tap is the token's own
-    return f"{which}_conv.taps_proj.weight", p.unflatten(0, (g, -1)).flip(1).flatten(0, 1)
+    if name == "conv.conv1d.weight":
+        return "out_conv.weight", p.squeeze(1)
+    return of_attention(name.removeprefix("attention."), p, g)
 
 
 def pair(module, prefix, h, g, hd, window, extent, d_conv=3):
