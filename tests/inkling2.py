@@ -11,7 +11,8 @@ from torch import Tensor
 ATTENTION = {
     "q_proj.linear.weight": "q_proj.weight", "q_proj.norm.scale": "q_norm.scale", "k_proj.linear.weight": "k_proj.weight",
     "v_proj.linear.weight": "v_proj.weight", "o_proj.gate_proj.weight": "gate_proj.weight",
-    "o_proj.linear.weight": "out_proj.weight", "sink_proj.weight": "sink_proj.weight", "relative_position_bias.proj": "rel_bank",
+    "o_proj.linear.weight": "out_proj.weight", "sink_proj.weight": "sink_proj.weight",
+    "relative_position_bias.proj": "rel_bank",
     "relative_position_bias.linear.weight": "r_proj.weight", "relative_position_bias.norm.scale": "r_norm.scale",
 }
 LAYER = {

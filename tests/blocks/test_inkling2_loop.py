@@ -17,8 +17,9 @@ IDS = torch.randint(0, VOCAB, (2, 11), generator=torch.Generator().manual_seed(0
 SIZES = {
     "hidden_size": D, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 3, "swa_num_attention_heads": 2,
     "swa_num_key_value_heads": 1, "swa_head_dim": 4, "sliding_window_size": 4, "d_rel": 3, "rel_extent": 6,
-    "log_scaling_n_floor": 3, "log_scaling_alpha": 0.3, "conv_kernel_size": 3, "vocab_size": VOCAB, "unpadded_vocab_size": VOCAB,
-    "moe_intermediate_size": 5, "n_routed_experts": 4, "num_experts_per_tok": 2, "route_scale": 1.7,
+    "log_scaling_n_floor": 3, "log_scaling_alpha": 0.3, "conv_kernel_size": 3, "vocab_size": VOCAB,
+    "unpadded_vocab_size": VOCAB, "moe_intermediate_size": 5, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "route_scale": 1.7,
     "qk_l2_clip_threshold": 1.5, "rel_l2_clip_threshold": 0.9, "n_layers_per_attn_res_block": GROUP, "mlp_gate_softcap": 1.1,
     "mlp_up_softcap": 0.9, "final_logit_softcapping": 2.0, "eos_token_id": None,
 }
@@ -144,7 +145,7 @@ def test_cut_packed_generated_recomputed():
     full = model(IDS).logits
     states = model.init_state(2)["layers"]
     assert len(states) == 2 + 3 * 4 + 2
-    assert all(len(leaves(state)) == 6 for state in states)  # keys and values, four windows and the count of each
+    assert all(len(leaves(state)) == 5 for state in states)  # keys and values, and four windows
     state, got = model.init_state(2), []
     for chunk in IDS.split([1, 5, 0, 2, 3], 1):
         out = model(chunk, state=state)
