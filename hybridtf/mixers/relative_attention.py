@@ -15,6 +15,8 @@ their taps from the token in full layers (``conv``); gives each query a sink of 
 heads' output a gate. There keys and values are projected from inputs of their own, which the block makes (edges).
 
 Axes: b batch, t time, s keys, d d_model, h heads, g kv heads, k head_dim, r d_rel.
+
+The tests hold whole layers of all three to transformers', gradients too, and whole models of Inkling 2 and its loop.
 """
 
 from __future__ import annotations
