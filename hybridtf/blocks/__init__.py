@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hybridtf.blocks.attention_residual import AttentionResidual, AttentionResidualConfig
+from hybridtf.blocks.looped_residual import LoopedResidual, LoopedResidualConfig
 from hybridtf.blocks.loops import InjectConfig, RememberConfig
 from hybridtf.blocks.options import LearnedScale
 from hybridtf.blocks.parallel import Parallel, ParallelConfig
@@ -25,9 +26,9 @@ from hybridtf.hookspecs import hookimpl
 
 __all__ = [
     "AttentionResidual", "AttentionResidualConfig", "GatedResidualConfig", "HyperConnectionsConfig", "InjectConfig",
-    "LearnedScale", "ManifoldConnectionsConfig", "NormedStream", "NormedStreamConfig", "OutputNorm", "OutputNormConfig",
-    "Parallel", "ParallelConfig", "PostNorm", "PostNormConfig", "PreNorm", "PreNormConfig", "RememberConfig",
-    "SandwichConfig", "Streams",
+    "LearnedScale", "LoopedResidual", "LoopedResidualConfig", "ManifoldConnectionsConfig", "NormedStream", "NormedStreamConfig",
+    "OutputNorm", "OutputNormConfig", "Parallel", "ParallelConfig", "PostNorm", "PostNormConfig", "PreNorm", "PreNormConfig",
+    "RememberConfig", "SandwichConfig", "Streams",
 ]
 
 
@@ -36,5 +37,5 @@ def hybridtf_blocks() -> Sequence[type[ComponentConfig]]:
     return (
         PreNormConfig, PostNormConfig, SandwichConfig, OutputNormConfig, NormedStreamConfig,
         ParallelConfig, HyperConnectionsConfig, ManifoldConnectionsConfig, GatedResidualConfig,
-        AttentionResidualConfig, RememberConfig, InjectConfig,
+        AttentionResidualConfig, LoopedResidualConfig, RememberConfig, InjectConfig,
     )

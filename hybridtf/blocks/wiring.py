@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -151,15 +152,15 @@ class Wiring(Block):
 
     def branch(
         self, name: str, x: Tensor, seen: BranchResult, *, segments: Segments | None, state: State | None,
-        context: Context | None, keep: int,
+        context: Context | None, keep: int, given: Edges = MappingProxyType({}),
     ) -> Tensor:
-        """The output of a mixer; what else it returns goes to ``seen``."""
+        """The output of a mixer; what else it returns goes to ``seen``. ``given``: edges that the block makes for it alone."""
         part = self.parts()[name]
         options: dict[str, Any] = {"segments": segments, "state": None if state is None else state[name], "keep": keep}
         if name == "mixer":
             options["context"] = context
         if part.reads:
-            options["edges"] = {edge: seen.edges[edge] for edge in part.reads}
+            options["edges"] = {edge: given[edge] if edge in given else seen.edges[edge] for edge in part.reads}
         result = part(x, **options)
         self._check_result(name, part, x, result)
         extras: Extras = result[2] if part.extra_results() else Extras()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hybridtf.channel_mixers import glu, mlp, moe
+from hybridtf.channel_mixers.convolved import Convolved, ConvolvedConfig
 from hybridtf.channel_mixers.glu import GLU, GLUConfig
 from hybridtf.channel_mixers.lora import LoraChannelMixer, LoraChannelMixerConfig
 from hybridtf.channel_mixers.mlp import MLP, MLPConfig
@@ -14,8 +15,8 @@ from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
 
 __all__ = [
-    "GLU", "MLP", "GLUConfig", "LoraChannelMixer", "LoraChannelMixerConfig", "MLPConfig", "MoE", "MoEConfig",
-    "RWKV4ChannelConfig", "RWKV6ChannelConfig", "RWKV7ChannelConfig", "RWKVChannel",
+    "GLU", "MLP", "Convolved", "ConvolvedConfig", "GLUConfig", "LoraChannelMixer", "LoraChannelMixerConfig", "MLPConfig", "MoE",
+    "MoEConfig", "RWKV4ChannelConfig", "RWKV6ChannelConfig", "RWKV7ChannelConfig", "RWKVChannel",
 ]
 
 
@@ -26,6 +27,7 @@ def hybridtf_channel_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         GLUConfig,
         MoEConfig,
         LoraChannelMixerConfig,
+        ConvolvedConfig,
         *mlp.PRESETS,
         *glu.PRESETS,
         *moe.PRESETS,

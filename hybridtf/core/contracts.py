@@ -167,6 +167,13 @@ class Block(nn.Module, ABC):
     writes: tuple[str, ...] = ()
     """Edges that the block itself writes. May be set by an instance."""
 
+    reads_again: tuple[str, ...] = ()
+    """Edges that later visits of a shared block take where they are there by then; the first visit does without. May be set
+    by an instance."""
+
+    gives: tuple[str, ...] = ()
+    """Edges that the block makes for its own parts and hands to nobody else. May be set by an instance."""
+
     @abstractmethod
     def parts(self) -> dict[str, _Part]:
         """The components inside, by attribute name, in the order in which they read and write edges."""

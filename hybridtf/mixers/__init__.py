@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
-from hybridtf.mixers import attention, forgetting_attention
+from hybridtf.mixers import attention, forgetting_attention, relative_attention
 from hybridtf.mixers.attention import Attention, AttentionConfig
 from hybridtf.mixers.bidirectional import Bidirectional, BidirectionalConfig
 from hybridtf.mixers.bigbird import BigBird, BigBirdConfig
@@ -192,5 +192,6 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         *forgetting_attention.PRESETS,
         PathAttentionConfig,
         RelativeAttentionConfig,
+        *relative_attention.PRESETS,
         StickBreakingConfig,
     )

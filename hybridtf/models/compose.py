@@ -158,7 +158,7 @@ def build_stack(
         for part_name, part in block.parts().items():
             if getattr(part, "needs_context", False) and not context:
                 raise ConfigError(f"{here}.{part_name}: layer {i} looks at a context, and this model has none to give")
-            _check_reads(part, f"{here}.{part_name}", i, written)
+            _check_reads(part, f"{here}.{part_name}", i, written | set(block.gives))
             written.update(part.writes)
         written.update(block.writes)
     return stack

@@ -14,6 +14,7 @@ from hybridtf.core import (
     DataError,
     Extras,
     Fixed,
+    NormConfig,
     PositionConfig,
     Segments,
     State,
@@ -31,6 +32,8 @@ class TokenEmbeddingConfig(StemConfig):
     scale: Annotated[float, Field(gt=0)] | Literal["sqrt_d_model"] = 1.0
     """Multiplies the embedding; ``sqrt_d_model``: the root of the width (the original transformer, Gemma). A model that
     rounds the root to bfloat16 in every precision (RecurrentGemma: 50.5 for 2560) gives the rounded number."""
+    norm: Component[NormConfig] | None = Field(default=None, examples=[{"type": "rms_norm"}])
+    """Of the embedding, positions included (Inkling 2, BLOOM, BERT). None: as it is."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
     @classmethod
@@ -49,6 +52,7 @@ class TokenEmbedding(Stem):
         self.scale = ctx.d_model**0.5 if config.scale == "sqrt_d_model" else config.scale
         self.embedding = nn.Embedding(vocab_size, ctx.d_model, **ctx.factory)
         self.position = config.position.build_at(ctx.child("position"), "input")
+        self.norm = None if config.norm is None else config.norm.build(ctx.child("norm"))
         self.dropout = nn.Dropout(config.dropout)
 
     def tied_weight(self) -> Tensor:
@@ -76,6 +80,7 @@ class TokenEmbedding(Stem):
             x = self.position(x, positions)
             if isinstance(state, Fixed):
                 state = _counted(state, segments, inputs.shape[1], keep)
+        x = x if self.norm is None else self.norm(x)
         return self.dropout(x), state, Extras(edges={"token_ids": inputs, "embedding": x})
 
     def _check(self, inputs: Tensor) -> None:

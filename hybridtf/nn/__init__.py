@@ -14,13 +14,7 @@ from hybridtf.nn.diagonal_ssm import DiagonalInit, DiagonalSSM, Discretisation, 
 from hybridtf.nn.dplr_ssm import DPLRSSM
 from hybridtf.nn.feature_maps import FEATURE_MAPS, FeatureMap, quadratic, taylor
 from hybridtf.nn.forget_sums import forget_sums
-from hybridtf.nn.head_projections import (
-    GroupedHeadsConfig,
-    HeadCountsConfig,
-    HeadProjections,
-    HeldHeads,
-    ValueHeadsConfig,
-)
+from hybridtf.nn.head_projections import GroupedHeadsConfig, HeadCountsConfig, HeadProjections, HeldHeads, ValueHeadsConfig
 from hybridtf.nn.heads_mixer import HeadsConfig, HeadsMixer
 from hybridtf.nn.hippo import diagonal_hippo, hippo_legs
 from hybridtf.nn.implicit_filter import ImplicitFilter
@@ -31,10 +25,12 @@ from hybridtf.nn.linear_heads import LinearHeads, Written, head_count, head_widt
 from hybridtf.nn.low_rank import Adapted, LoraLinear, LoraOptions, LowRank, merge_low_rank
 from hybridtf.nn.lower_bounds import LowerBounds, log_forget
 from hybridtf.nn.memory_mixer import MemoryConfig, MemoryMixer
+from hybridtf.nn.message_gate import MessageGate
 from hybridtf.nn.norms import (
     GatedRMSNorm,
     GroupNormConfig,
     HeadRMSNorm,
+    L2Clip,
     LayerNorm,
     LayerNormConfig,
     NoNorm,
@@ -71,11 +67,12 @@ from hybridtf.nn.positions.angles import wide_dtype
 from hybridtf.nn.ramps import channel_pattern, channel_ramp, layer_depth, scaled_orthogonal
 from hybridtf.nn.random_features import NO_BOUND, RandomFeatures, running_bound
 from hybridtf.nn.regularise import DropPath
+from hybridtf.nn.residual_conv import ConvForm, DynamicConv, ResidualConv, residual_conv
 from hybridtf.nn.rg_lru import RGLRU, HeadLinear
 from hybridtf.nn.running_softmax import running_softmax
 from hybridtf.nn.scan import ComplexScan, Pair, Scan
 from hybridtf.nn.short_conv import HeadConv, ShortConv, ShortConvs, TokenShift, short_convs
-from hybridtf.nn.softmax_mixer import Held, HeldAttention, Projected, SoftmaxMixer
+from hybridtf.nn.softmax_mixer import KEY_INPUT, VALUE_INPUT, Held, HeldAttention, Projected, SoftmaxMixer
 from hybridtf.nn.softplus_decay import SoftplusDecayConfig, softplus_log_decay, time_step
 from hybridtf.nn.sparse_mixer import SparseMixer, SparseMixerConfig
 from hybridtf.nn.streams import (
@@ -89,23 +86,25 @@ from hybridtf.nn.streams import (
 )
 
 __all__ = [
-    "DPLRSSM", "FEATURE_MAPS", "NO_BOUND", "RGLRU", "Activation", "Adapted", "Alibi", "AlibiConfig", "Bottleneck",
-    "ComplexScan", "Connected", "Connection", "DepthAttention", "DepthOptions", "DiagonalInit", "DiagonalSSM", "Discretisation",
-    "DropPath", "DynamicNTKScaling", "Ended", "FeatureMap", "GateOptions", "GatedConnection", "GatedRMSNorm", "GatedStreams",
-    "GroupNormConfig", "GroupedHeadsConfig", "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadProjections", "HeadRMSNorm",
-    "HeadsConfig", "HeadsMixer", "Held", "HeldAttention", "HeldHeads", "HyperConnection", "ImplicitFilter", "IndexedConfig",
-    "IndexedMixer", "LatentConfig", "LatentMixer", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig",
-    "LinearHeads", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds",
-    "ManifoldConnection", "MemoryConfig", "MemoryMixer", "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "Pair",
-    "PositiveRange", "PowerOfTwo", "Projected", "RMSNorm", "RMSNormConfig", "RandomFeatures", "Rope", "RopeConfig",
-    "RopeScaling", "Scan", "ShortConv", "ShortConvs", "SigmoidStreams", "SinusoidalPosition", "SinusoidalPositionConfig",
-    "SoftmaxMixer", "SoftplusDecayConfig", "SparseMixer", "SparseMixerConfig", "TokenShift", "ValueHeadsConfig", "Written",
-    "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "channel_pattern", "channel_ramp",
-    "diagonal_hippo", "discretised", "empty_pooled", "ended", "entries_seen", "filled_with", "forget_sums", "group_sum",
-    "group_sums", "head_count", "head_width", "hippo_legs", "l2_normalised", "layer_depth", "log_forget", "merge_low_rank",
-    "multiply", "n_real", "pooled_with", "quadratic", "retention_log_decay", "running_bound", "running_softmax",
-    "scaled_orthogonal", "short_convs", "softplus_log_decay", "taylor", "time_step", "token_positions", "tokens_of", "told",
-    "wide_dtype",
+    "DPLRSSM", "FEATURE_MAPS", "KEY_INPUT", "NO_BOUND", "RGLRU", "VALUE_INPUT", "Activation", "Adapted", "Alibi",
+    "AlibiConfig", "Bottleneck", "ComplexScan", "Connected", "Connection", "ConvForm", "DepthAttention", "DepthOptions",
+    "DiagonalInit", "DiagonalSSM", "Discretisation", "DropPath", "DynamicConv", "DynamicNTKScaling", "Ended",
+    "FeatureMap", "GateOptions", "GatedConnection", "GatedRMSNorm", "GatedStreams", "GroupNormConfig",
+    "GroupedHeadsConfig", "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadProjections", "HeadRMSNorm", "HeadsConfig",
+    "HeadsMixer", "Held", "HeldAttention", "HeldHeads", "HyperConnection", "ImplicitFilter", "IndexedConfig",
+    "IndexedMixer", "L2Clip", "LatentConfig", "LatentMixer", "LayerNorm", "LayerNormConfig", "LearnedPosition",
+    "LearnedPositionConfig", "LinearHeads", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear",
+    "LoraOptions", "LowRank", "LowerBounds", "ManifoldConnection", "MemoryConfig", "MemoryMixer", "MessageGate",
+    "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "Pair", "PositiveRange", "PowerOfTwo", "Projected",
+    "RMSNorm", "RMSNormConfig", "RandomFeatures", "ResidualConv", "Rope", "RopeConfig", "RopeScaling", "Scan",
+    "ShortConv", "ShortConvs", "SigmoidStreams", "SinusoidalPosition", "SinusoidalPositionConfig", "SoftmaxMixer",
+    "SoftplusDecayConfig", "SparseMixer", "SparseMixerConfig", "TokenShift", "ValueHeadsConfig", "Written", "XPos",
+    "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "channel_pattern", "channel_ramp", "diagonal_hippo",
+    "discretised", "empty_pooled", "ended", "entries_seen", "filled_with", "forget_sums", "group_sum", "group_sums",
+    "head_count", "head_width", "hippo_legs", "l2_normalised", "layer_depth", "log_forget", "merge_low_rank", "multiply",
+    "n_real", "pooled_with", "quadratic", "residual_conv", "retention_log_decay", "running_bound", "running_softmax",
+    "scaled_orthogonal", "short_convs", "softplus_log_decay", "taylor", "time_step", "token_positions", "tokens_of",
+    "told", "wide_dtype",
 ]
 
 

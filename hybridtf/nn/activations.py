@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from hybridtf.core.config import ConfigTable
@@ -51,6 +51,16 @@ class GateOptions(ConfigTable):
     limit: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Bounds gate to at most this, and up to within plus and minus this; 0: no bound."""
     up_shift: float = Field(default=0.0, allow_inf_nan=False)
+    gate_softcap: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """silu(gate) becomes c tanh(gate / c) sigmoid(gate) (Inkling 2); 0: no cap."""
+    up_softcap: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """up becomes c tanh(up / c); 0: no cap."""
+
+    @model_validator(mode="after")
+    def _cap_of_silu(self) -> Self:
+        if self.gate_softcap and self.activation != "silu":
+            raise ValueError(f"gate_softcap bounds the linear factor of silu, and activation = {self.activation!r}")
+        return self
 
     def gate_with(self, gate: Tensor, up: Tensor) -> Tensor:
         """act(gate) * (up + up_shift), of two tensors of one shape."""
@@ -58,4 +68,8 @@ class GateOptions(ConfigTable):
             gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
         if self.up_shift:
             up = up + self.up_shift
+        if self.up_softcap:
+            up = self.up_softcap * torch.tanh(up / self.up_softcap)
+        if self.gate_softcap:
+            return self.gate_softcap * torch.tanh(gate / self.gate_softcap) * torch.sigmoid(gate) * up
         return _ACTIVATIONS[self.activation](gate) * up

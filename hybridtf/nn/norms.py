@@ -241,6 +241,32 @@ class HeadRMSNorm(nn.Module):
         return f"n_heads={self.n_heads}, eps={self.eps}"
 
 
+class L2Clip(nn.Module):
+    """Shortens each head's vector to length ``longest`` where it is longer: x min(1, longest / |x|), in float32 at least.
+
+    ``n_heads``: first each channel, ``ctx.d_model`` wide in every head, is multiplied by a learned ``scale`` (h k).
+    """
+
+    def __init__(self, ctx: BuildContext, longest: float, n_heads: int | None = None) -> None:
+        super().__init__()
+        self.longest = longest
+        self.scale = None if n_heads is None else nn.Parameter(torch.empty(n_heads, ctx.d_model, **ctx.factory))
+
+    def param_specs(self) -> dict[str, ParamSpec]:
+        return {} if self.scale is None else {"scale": ParamSpec("norm", init.constant(1.0))}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(... h k) to (... h k)."""
+        wide = x.to(accumulation_dtype(x.dtype))
+        wide = wide if self.scale is None else wide * self.scale.to(wide.dtype)
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        shortened: Tensor = wide * (self.longest / (length + 1e-6)).clamp(max=1.0)
+        return shortened.to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"longest={self.longest}"
+
+
 def l2_normalised(x: Tensor, eps: float = 1e-6) -> Tensor:
     """``x`` (... k) with length 1 along its last axis, x / sqrt(|x|^2 + eps); float32 at least inside, x's dtype outside."""
     wide = x.to(accumulation_dtype(x.dtype))

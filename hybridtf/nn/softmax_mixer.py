@@ -36,6 +36,9 @@ from hybridtf.core.kernels import OpKernel
 from hybridtf.nn.positions import token_positions
 from hybridtf.ops.attention import AttentionMask
 
+KEY_INPUT, VALUE_INPUT = "key_input", "value_input"
+"""Edges (b t d) that a block hands to a mixer whose keys and values have inputs of their own."""
+
 Held: TypeAlias = Mapping[str, Tensor]
 """What is held of each token, by name, each (b s ...)."""
 
@@ -131,7 +134,7 @@ class HeldAttention(SequenceMixer):
     ) -> tuple[Tensor, Growing | Ring | None]:
         """Queries over all that their documents have, in the state and in the call; and the state after it.
 
-        ``added``: further fields of the mask, by name, that speak of the queries (``q_decay``, ``rel_q``).
+        ``added``: further fields of the mask, by name, that speak of the queries (``q_decay``, ``rel_q``, their own ``sinks``).
         """
         if leaf is None or leaf.untouched:  # the call's own tokens are all there is
             y = self._look(q, new, *_own(segments), segments, added)
@@ -191,7 +194,7 @@ class HeldAttention(SequenceMixer):
         mask = AttentionMask(
             causal=self.causal, window=self.window, q_ids=q_ids, k_ids=k_ids, q_pos=q_pos, k_pos=k_pos,
             prefix_len=None if segments is None else segments.prefix_len, softcap=self.softcap, slopes=slopes,
-            sinks=self.sinks, k_decay=held.get("decay"), **added,
+            k_decay=held.get("decay"), **{"sinks": self.sinks, **added},
         )
         exact = self.held_dtypes()
         return self.read(

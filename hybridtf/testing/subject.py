@@ -152,8 +152,8 @@ class Subject:
     def reads(self, module: nn.Module) -> tuple[str, ...]:
         """Edges that must be given."""
         if isinstance(module, Block):
-            written: set[str] = set()
-            needed = list(module.reads)
+            written = set(module.gives)
+            needed = [*module.reads, *module.reads_again]
             for part in module.parts().values():
                 needed += [name for name in part.reads if name not in written]
                 written |= set(part.writes)

@@ -58,8 +58,8 @@ def stands(kind: str, config: ComponentConfig) -> bool:
             subject.needs_context(module) or not set(subject.reads(module)).issubset(OF_STEMS)
         ):
             return False
-        if kind == "blocks" and not module.parts():
-            return False  # it only serves other layers
+        if kind == "blocks" and (not module.parts() or not set(module.reads).issubset(OF_STEMS)):
+            return False  # it only serves other layers, or is part of a loop
     return True
 
 

@@ -127,6 +127,8 @@ def random_case(seed: int, *, plain: bool = False, dtype: torch.dtype = torch.fl
             slopes=heads[0].abs().requires_grad_() if rng.random() < 0.3 else None,
             sinks=heads[1].requires_grad_() if rng.random() < 0.3 else None,
         )
+        if mask.sinks is not None and rng.random() < 0.5:
+            mask = replace(mask, sinks=torch.randn(b, t, g * r, generator=gen, dtype=torch.float64).to(dtype).requires_grad_())
         mask = replace(mask, **_more_biases(rng, gen, b, t, s, g * r, dtype))
     return replace(case, mask=mask)
 
@@ -190,6 +192,7 @@ def naive_attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Ten
             scores = scores - mask.slopes[head] * torch.tensor([abs(at - key) for key in keys], dtype=q.dtype)
         scores = scores + naive_biases(mask, row, i, head, seen, t, s)
         weights = scores.exp()
-        total = weights.sum() + (0 if mask.sinks is None else mask.sinks[head].exp())
+        sink = None if mask.sinks is None else mask.sinks[head] if mask.sinks.ndim == 1 else mask.sinks[row, i, head]
+        total = weights.sum() + (0 if sink is None else sink.exp())
         rows.append((weights / total) @ v[row, seen, head // repeats])
     return torch.stack(rows).reshape(b, t, h, -1)

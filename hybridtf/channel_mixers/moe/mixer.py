@@ -57,8 +57,8 @@ class MoEConfig(ChannelMixerConfig, ExpertOptions, RouterOptions):
     def _fits(self) -> Self:
         if self.shared_gate and not self.d_ff_shared:
             raise ValueError("shared_gate needs a shared expert: give d_ff_shared")
-        if not self.gated and (self.limit or self.up_shift):
-            raise ValueError("limit and up_shift are options of gated experts; these are plain (gated = false)")
+        if not self.gated and (self.limit or self.up_shift or self.gate_softcap or self.up_softcap):
+            raise ValueError("limit, up_shift and softcaps are options of gated experts; these are plain (gated = false)")
         return self
 
     @classmethod

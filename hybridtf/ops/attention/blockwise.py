@@ -82,6 +82,11 @@ class _Call:
         _, g, r = self.groups
         return x.to(self.dtype).view(g, r, 1, 1)
 
+    def sinks(self, q0: int, q1: int) -> Tensor:
+        """(b g m 1) of the block's queries."""
+        assert self.mask.sinks is not None
+        return self.fold(self.mask.sinks.expand(self.q.shape[:3])[..., None], q0, q1)
+
     def fold(self, x: Tensor, q0: int, q1: int) -> Tensor:
         """(b t h k) -> (b g m k) for the block's queries: heads that share a key head become rows of one product."""
         b, g, r = self.groups
@@ -177,7 +182,7 @@ def _forward_rows(call: _Call, q0: int, q1: int, tiles: list[_Tile]) -> tuple[Te
     total = torch.zeros_like(top)
     acc = q.new_zeros(*q.shape[:3], call.v.shape[3])
     if call.mask.sinks is not None:
-        top = call.per_head(call.mask.sinks).expand(*call.groups, q1 - q0, 1).reshape(top.shape)
+        top = call.sinks(q0, q1)
         total = torch.ones_like(top)
     for tile in tiles:
         k, v = (call.block(x, tile.at.k0, tile.at.k1).flatten(0, 1) for x in (call.k, call.v))
@@ -241,8 +246,11 @@ def _backward(call: _Call, grad: Tensor, out: Tensor, lse: Tensor) -> _Grads:
         upper, logs = call.fold(grad, q0, q1), call.fold(lse, q0, q1)
         mean = (upper * call.fold(out, q0, q1)).sum(-1, keepdim=True)
         if call.mask.sinks is not None:
-            weight = (call.per_head(call.mask.sinks) - logs.view(*call.groups, n, 1)).exp()
-            grads.sinks.sub_((weight * mean.view(*call.groups, n, 1)).sum((0, 3, 4)).flatten())
+            of_sinks = call.unfold((call.sinks(q0, q1) - logs).exp().mul_(mean), n).squeeze(-1)
+            if call.mask.sinks.ndim == 3:
+                grads.sinks[:, q0:q1].sub_(of_sinks)
+            else:
+                grads.sinks.sub_(of_sinks.sum((0, 1)))
         q = call.fold(call.q, q0, q1) * call.scale
         dq = torch.zeros_like(q)
         for tile in tiles:

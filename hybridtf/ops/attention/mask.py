@@ -29,7 +29,7 @@ class AttentionMask:
     ``causal`` and ``window`` say.
     ``softcap``: scores become ``softcap * tanh(scores / softcap)``, before anything else.
     ``slopes`` (h): ALiBi, adds ``-slope * |q_pos - k_pos|``.
-    ``sinks`` (h): a learned logit per head, an extra softmax column that carries no value.
+    ``sinks`` (h): a learned logit per head, an extra softmax column that carries no value; or (b t h), one of each query.
     ``q_decay`` (b t h), ``k_decay`` (b s h): adds ``q_decay - k_decay`` to a score. With running sums of the logarithms of
     forget gates that is what a head forgot between key and query (Forgetting Transformer). The difference is formed in the
     dtype they come in, which should be float64: the sums of a long document leave no digits for it in float32.
@@ -67,6 +67,8 @@ class AttentionMask:
         """The same for queries ``start:stop`` and the first ``n_keys`` keys; positions that are not given stay so."""
         parts: dict[str, Any] = {name: slice(start, stop) for name in ("q_ids", "q_pos", "prefix_len", "q_decay", "rel_q")}
         parts |= {name: slice(n_keys) for name in ("k_ids", "k_pos", "k_decay")}
+        if self.sinks is not None and self.sinks.ndim == 3:
+            parts["sinks"] = slice(start, stop)
         given = {name: getattr(self, name) for name in parts}
         cut: dict[str, Any] = {name: None if x is None else x[:, parts[name]] for name, x in given.items()}
         return replace(self, **cut)
@@ -86,7 +88,8 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout_p
         raise ConfigError(f"attention: dropout_p must be in [0, 1); got {dropout_p}")
     wanted = {
         "q_ids": (b, t), "k_ids": (b, s), "q_pos": (b, t), "k_pos": (b, s), "prefix_len": (b, t),
-        "slopes": (h,), "sinks": (h,), "q_decay": (b, t, h), "k_decay": (b, s, h),
+        "slopes": (h,), "q_decay": (b, t, h), "k_decay": (b, s, h),
+        "sinks": (h,) if mask.sinks is None or mask.sinks.ndim < 3 else (b, t, h),
     }
     if mask.rel_q is not None and mask.rel_bank is not None:
         wanted |= {"rel_q": (b, t, h, mask.rel_bank.shape[0])}

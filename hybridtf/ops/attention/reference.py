@@ -50,5 +50,5 @@ def _softmax(scores: Tensor, shown: Tensor, sinks: Tensor | None) -> Tensor:
     # A row of -inf alone would be 0/0: it is given finite scores here and zero weights below.
     scores = scores.masked_fill(alone, 0.0)
     if sinks is not None:
-        scores = torch.cat([scores, sinks.to(scores.dtype)[:, None, None].expand(b, h, t, 1)], dim=-1)
+        scores = torch.cat([scores, sinks.to(scores.dtype).expand(b, t, h).mT[..., None]], dim=-1)
     return scores.softmax(-1)[..., :s].masked_fill(alone, 0.0)
