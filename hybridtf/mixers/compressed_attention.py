@@ -4,11 +4,11 @@ DeepSeek-V4 (sections 2.3.1 and 2.3.2; transformers, models/deepseek_v4).
     k_t = v_t = R_t norm(W_kv x_t)                                                      one head, keys and values in one
     c_i = R_im norm( sum_j softmax_j(z_j + beta_j) * u_j )                              j: the m tokens of block i
     q_th = R_t rms( W_b norm(W_a x_t) )_h                                               l_t: norm(W_a x_t), the queries' latent
-    o_th = R_-t (sum of softmax(q_th . [k_s, c_i], sink_h) [v_s, c_i, 0])           t - window < s <= t, (i + 1) m <= t + 1
+    o_th = R_-t (sum of softmax(q_th . [k_s, c_i], sink_h) [v_s, c_i, 0])                t - window < s <= t, (i + 1) m <= t + 1
     y_t  = out_proj( each group of heads' o_t times a matrix of its own )
 
-R turns the last ``qk_rope_head_dim`` channels by a position (of an entry: the first of its block); as values were turned too, the
-output is turned back. u and z are two projections of x. With ``overlap`` each has two halves: a block compresses the first
+R turns the last ``qk_rope_head_dim`` channels by a position (of an entry: the first of its block); as values were turned too,
+the output is turned back. u and z are two projections of x. With ``overlap`` each has two halves: a block compresses the first
 halves of the m tokens before it and the second halves of its own (the first block its own alone). Entries are seen once their
 block is complete, and blocks count from the document's start.
 
@@ -16,11 +16,11 @@ With ``index_topk`` a query sees only the entries that a lightning indexer score
 
     I_ti = sum_h w_th relu(a_th . e_i) / sqrt(d_i n_i)         a: of l_t, turned; e_i: entries of a narrow compressor of its own
 
-The indexer's inputs carry no graph; it learns from the loss ``indexer_kl`` = KL(p_t || softmax over the chosen of I_t). p_t are the
-attention's weights on the entries, those of the whole softmax, summed over heads and made to sum to 1.
+The indexer's inputs carry no graph; it learns from the loss ``indexer_kl`` = KL(p_t || softmax over the chosen of I_t). p_t
+are the attention's weights on the entries, those of the whole softmax, summed over heads and made to sum to 1.
 
-Axes: b batch, t time, d d_model, h heads, k head_dim, l tokens of a block, j blocks that end in a call, n choices. Layers of the
-three kinds are held to transformers', gradients too; the indexer's loss to a formula.
+Axes: b batch, t time, d d_model, h heads, k head_dim, l tokens of a block, j blocks that end in a call, n choices. Layers of
+the three kinds are held to transformers', gradients too; the indexer's loss to a formula.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ from hybridtf.ops.gather_attention import choose_tokens, index_scores
 class CompressedAttentionConfig(SequenceMixerConfig):
     """A window, and blocks of tokens compressed into entries, under one softmax; a trained indexer chooses among the entries.
 
-    Defaults are DeepSeek-V4-Flash's compressed sparse layers. A heavily compressed one has compress_rate 128 and neither overlap
-    nor indexer; one of the window alone compress_rate 0, neither of both, and a rope of theta 10000.
+    Defaults are DeepSeek-V4-Flash's compressed sparse layers. A heavily compressed one has compress_rate 128 and neither
+    overlap nor indexer; one of the window alone compress_rate 0, neither of both, and a rope of theta 10000.
     """
 
     type: Literal["compressed_attention"] = "compressed_attention"
