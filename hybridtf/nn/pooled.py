@@ -73,6 +73,9 @@ def tokens_of(x: Tensor, ends: Ended) -> Tensor:
 
 def pooled_with(leaf: Growing | None, new: Mapping[str, Tensor], ends: Ended, segments: Segments | None) -> Pooled:
     """The entries of ``leaf`` and ``new`` ones (b j ...) of the blocks that ended; the leaf is consumed."""
+    if leaf is not None and ends.full.shape[1] == 1:  # the leaf after it holds all that the one token sees: nothing is copied
+        after = leaf.append(new, segments, where=ends.full)
+        return Pooled({name: after[name].to(x.dtype) for name, x in new.items()}, torch.zeros_like(ends.done), after)
     there = ends.full.gather(1, ends.columns)
     data = dict(new)
     if leaf is not None:
