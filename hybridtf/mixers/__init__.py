@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
-from hybridtf.mixers import attention, forgetting_attention, relative_attention
+from hybridtf.mixers import attention, compressed_attention, forgetting_attention, relative_attention
 from hybridtf.mixers.attention import Attention, AttentionConfig
 from hybridtf.mixers.bidirectional import Bidirectional, BidirectionalConfig
 from hybridtf.mixers.bigbird import BigBird, BigBirdConfig
 from hybridtf.mixers.cca import CCA, CCAConfig
 from hybridtf.mixers.chunked_attention import ChunkedAttention, ChunkedAttentionConfig
 from hybridtf.mixers.comba import Comba, CombaConfig
+from hybridtf.mixers.compressed_attention import CompressedAttention, CompressedAttentionConfig
 from hybridtf.mixers.cross_attention import CrossAttention, CrossAttentionConfig
 from hybridtf.mixers.delta_rule import (
     KDA,
@@ -95,6 +96,7 @@ __all__ = [
     "CCA", "EMA", "GDN2", "GLA", "GSA", "H3", "HGRN", "HGRN2", "KDA", "LRU", "MLA", "MLSTM", "NSA", "RWKV4", "RWKV5", "RWKV6",
     "RWKV7", "S5", "SLSTM", "Attention", "AttentionConfig", "Based", "BasedConfig", "Bidirectional", "BidirectionalConfig",
     "BigBird", "BigBirdConfig", "CCAConfig", "ChunkedAttention", "ChunkedAttentionConfig", "Comba", "CombaConfig",
+    "CompressedAttention", "CompressedAttentionConfig",
     "Cosformer", "CosformerConfig", "CrossAttention", "CrossAttentionConfig", "DeltaNet", "DeltaNetConfig",
     "DifferentialAttention", "DifferentialAttentionConfig", "Dilated", "DilatedConfig", "EMAConfig", "ForgettingAttention",
     "ForgettingAttentionConfig", "GDN2Config", "GLAConfig", "GRUConfig", "GSAConfig", "GatedAttention",
@@ -187,6 +189,8 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         LightNetConfig,
         IndexedAttentionConfig,
         IndexedMLAConfig,
+        CompressedAttentionConfig,
+        *compressed_attention.PRESETS,
         NSAConfig,
         ForgettingAttentionConfig,
         *forgetting_attention.PRESETS,

@@ -199,7 +199,7 @@ class IndexedMixer(SoftmaxMixer):
         y, mass = self.look(q, held, choice.tokens[:, :, None])
         m = choice.ids.shape[2]
         of_block = mass[:, :, 0, : m * self.indexer.pool].unflatten(-1, (m, self.indexer.pool)).sum(-1)
-        loss = _kl(choice.scores, of_block, choice.ids)
+        loss = indexer_kl(choice.scores, of_block, choice.ids)
         count = n_real((x.shape[0], x.shape[1]), segments, x.device)
         after = {"keys": held.leaf, **choice.leaves} if choice.leaves and state is not None else held.leaf
         return self.leave(y, gate), after, Extras(losses={LOSS: (loss, count)})
@@ -227,7 +227,7 @@ class IndexedMixer(SoftmaxMixer):
         return Choice(torch.cat([chosen, tail], -1), ids, scores, {"open": tokens.leaf, "pooled": pooled.leaf})
 
 
-def _kl(scores: Tensor, mass: Tensor, ids: Tensor) -> Tensor:
+def indexer_kl(scores: Tensor, mass: Tensor, ids: Tensor) -> Tensor:
     """Sum over queries of KL(p || softmax of the scores), p the attention's weights (b t n) on its choices, summing to 1."""
     seen = ids >= 0
     p = mass / mass.sum(-1, keepdim=True).clamp(min=torch.finfo(mass.dtype).tiny)

@@ -27,7 +27,7 @@ class Ended(NamedTuple):
     columns: Tensor
     """(b j) the tokens at which they end."""
     slots: Tensor
-    """(b j size) where their tokens lie, in order."""
+    """(b j reach) where their tokens lie, in order, the last ``reach`` up to where they end."""
     done: Tensor
     """(b t) complete blocks of the token's document up to the token."""
 
@@ -48,8 +48,9 @@ def complete(position: Tensor, size: int, stride: int) -> Tensor:
     return (torch.div(position - size + 1, stride, rounding_mode="floor") + 1).clamp(min=0)
 
 
-def ended(held: Held, size: int, stride: int) -> Ended:
-    """The blocks that end among the tokens of a call."""
+def ended(held: Held, size: int, stride: int, reach: int | None = None) -> Ended:
+    """The blocks that end among the tokens of a call. ``reach``: tokens of which the slots are wanted, where that is not
+    ``size``; those before the document's start have slots of no meaning."""
     places, s = held.places, next(iter(held.data.values())).shape[1]
     p = places.position
     past = p - (size - 1)
@@ -57,12 +58,12 @@ def ended(held: Held, size: int, stride: int) -> Ended:
     most = (full.shape[1] + stride - 1) // stride
     columns = torch.argsort((~full).to(torch.int8), dim=1, stable=True)[:, :most]
     last = (places.first + p - places.start).gather(1, columns)
-    slots = torch.remainder(last[..., None] - torch.arange(size - 1, -1, -1, device=p.device), max(s, 1))
+    slots = torch.remainder(last[..., None] - torch.arange((reach or size) - 1, -1, -1, device=p.device), max(s, 1))
     return Ended(full, columns, slots, complete(p, size, stride))
 
 
 def tokens_of(x: Tensor, ends: Ended) -> Tensor:
-    """(b s ...) to (b j size ...): the tokens of each block."""
+    """(b s ...) to (b j reach ...): the tokens of each block."""
     b, j, size = ends.slots.shape
     if not x.shape[1]:  # a row of pads on an empty state
         return x.new_zeros(b, j, size, *x.shape[2:])
@@ -72,6 +73,9 @@ def tokens_of(x: Tensor, ends: Ended) -> Tensor:
 
 def pooled_with(leaf: Growing | None, new: Mapping[str, Tensor], ends: Ended, segments: Segments | None) -> Pooled:
     """The entries of ``leaf`` and ``new`` ones (b j ...) of the blocks that ended; the leaf is consumed."""
+    if leaf is not None and ends.full.shape[1] == 1:  # the leaf after it holds all that the one token sees: nothing is copied
+        after = leaf.append(new, segments, where=ends.full)
+        return Pooled({name: after[name].to(x.dtype) for name, x in new.items()}, torch.zeros_like(ends.done), after)
     there = ends.full.gather(1, ends.columns)
     data = dict(new)
     if leaf is not None:

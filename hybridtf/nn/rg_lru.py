@@ -21,26 +21,29 @@ from hybridtf.nn.norms import accumulation_dtype
 
 
 class HeadLinear(nn.Module):
-    """A linear map of each head's channels by themselves: a block-diagonal matrix, ``weight`` (h w_in w_out)."""
+    """A linear map of each head's channels by themselves: a block-diagonal matrix, ``weight`` (h w_in w_out).
 
-    def __init__(self, ctx: BuildContext, n_heads: int, *, bias: bool = True) -> None:
+    ``d_out``: channels of all heads that come out, where these are not ``ctx.d_model``.
+    """
+
+    def __init__(self, ctx: BuildContext, n_heads: int, *, bias: bool = True, d_out: int | None = None) -> None:
         super().__init__()
-        width = ctx.d_model // n_heads
-        self.weight = nn.Parameter(torch.empty(n_heads, width, width, **ctx.factory))
-        self.bias = nn.Parameter(torch.empty(n_heads, width, **ctx.factory)) if bias else None
+        width, out = ctx.d_model // n_heads, (d_out or ctx.d_model) // n_heads
+        self.weight = nn.Parameter(torch.empty(n_heads, width, out, **ctx.factory))
+        self.bias = nn.Parameter(torch.empty(n_heads, out, **ctx.factory)) if bias else None
 
     def param_specs(self) -> dict[str, ParamSpec]:
         specs = {"weight": ParamSpec("matrix", init.normal(self.weight.shape[1] ** -0.5))}
         return specs if self.bias is None else {**specs, "bias": ParamSpec("bias", init.constant(0.0))}
 
     def forward(self, x: Tensor) -> Tensor:
-        """(b t c) to (b t c)."""
-        b, t, c = x.shape
-        n, width, _ = self.weight.shape
+        """(b t c) to (b t c_out)."""
+        b, t, _ = x.shape
+        n, width, left = self.weight.shape
         heads = x.reshape(b * t, n, width).transpose(0, 1)  # [h, b*t, w]
         bias = self.bias
         out = torch.bmm(heads, self.weight) if bias is None else torch.baddbmm(bias[:, None], heads, self.weight)
-        return out.transpose(0, 1).reshape(b, t, c)
+        return out.transpose(0, 1).reshape(b, t, n * left)
 
 
 class RGLRU(nn.Module):

@@ -102,6 +102,51 @@ def test_rules_marked_and_chosen_blocks_equal_the_loop(name, kernel):
             torch.testing.assert_close(a, c, rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("name", ["window", "strided", "everything", "all at once"])
+def test_logs_of_sums_join_two_softmaxes(name, kernel):
+    """Over keys of two kinds; where a query sees none of them the log is -inf."""
+    (rule, sees), packed, op = RULES[name], segments(), KERNELS[kernel]
+    ids = packed.ids
+    q, k, v = draw(6, 2, ids.shape[1])
+    blocks = torch.rand(*ids.shape, 1, 4).argsort(-1)[..., :2] - 1 if name == "all at once" else None
+    held = hold(None, {"k": k, "v": v}, packed)
+    y, lse = op(q, held.data["k"], held.data["v"], held.places, rule, blocks=blocks, return_lse=True)
+    assert bool((lse.isinf() == (ids == 0)[..., None]).all())
+    torch.testing.assert_close(y, by_hand(q, k, v, ids, sees, None, blocks, rule.block), rtol=0, atol=1e-12)
+    ones = torch.ones_like(held.data["v"])
+    scaled = op(q, held.data["k"] * 0, ones, held.places, rule, blocks=blocks, return_lse=True)[1]
+    if blocks is None:  # scores of 0 count keys; the first document has six tokens
+        counts = [float(sum(sees(p, j, 6) for j in range(p + 1))) for p in range(6)]
+        torch.testing.assert_close(scaled[0, :6, 0].exp(), torch.tensor(counts, dtype=torch.float64))
+    score = torch.randn(*lse.shape, dtype=torch.float64, requires_grad=True)
+    total = torch.logaddexp(lse, score)
+    got = y * (lse - total).exp()[..., None]
+    dense = _beside(q, k, v, score, ids, sees, blocks, rule.block)
+    torch.testing.assert_close(got, dense, rtol=0, atol=1e-12)
+    weight = torch.randn_like(got)
+    ours, theirs = (torch.autograd.grad((z * weight).sum(), (q, k, v, score)) for z in (got, dense))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+
+
+def _beside(q, k, v, score, ids, sees, blocks, size):
+    """One dense softmax with one more column that carries no value."""
+    b, t, h, width = q.shape
+    seen = torch.zeros(b, t, t, dtype=torch.bool)
+    for row in range(b):
+        for name in set(ids[row].tolist()) - {0}:
+            at = (ids[row] == name).nonzero()[:, 0].tolist()
+            for p, query in enumerate(at):
+                chosen = [] if blocks is None else blocks[row, query, 0].tolist()
+                for j in range(p + 1):
+                    seen[row, query, at[j]] = bool(sees(p, j, len(at))) or j // size in chosen
+    keys, values = (x.repeat_interleave(h // x.shape[2], 2) for x in (k, v))
+    scores = (torch.einsum("bthk,bshk->bths", q, keys) * width**-0.5).masked_fill(~seen[:, :, None], -torch.inf)
+    weights = torch.cat([scores, score[..., None]], -1).softmax(-1)[..., :-1]
+    return torch.einsum("bths,bshv->bthv", weights, values)
+
+
 @pytest.mark.parametrize("window", [1, 7, 200])
 def test_a_window_is_that_of_attention_over_several_groups_of_queries(window):
     q, k, v = draw(4, 2, 151, b=2)

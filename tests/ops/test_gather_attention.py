@@ -65,6 +65,9 @@ def test_all_tokens_chosen_is_full_attention():
 def test_gradcheck_and_no_second_gradient(c):
     q, k, v, index = draw(5, b=1, n=3, c=c)
     assert torch.autograd.gradcheck(lambda *x: gather_attention_torch(*x, index)[0], (q, k, v))
+    outside = torch.randn(1, 5, 4, dtype=F64, requires_grad=True)
+    beside = lambda q, k, v, o: gather_attention_torch(q, k, v, index, outside=o)[::2]  # noqa: E731
+    assert torch.autograd.gradcheck(beside, (q, k, v, outside))
     first = torch.autograd.grad(gather_attention_torch(q, k, v, index)[0].square().sum(), q, create_graph=True)[0]
     with pytest.raises(KernelError):
         first.sum().backward()
@@ -81,6 +84,49 @@ def test_small_parts_are_one_whole(monkeypatch):
         found.append([y, *torch.autograd.grad((y * weight).sum(), (q, k, v))])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("c", [1, 2])
+def test_what_lies_outside_makes_one_softmax(op, c):
+    """Keys of two kinds, the first chosen and the others all seen: one softmax over both, by the sum over the others."""
+    q, k, v, index = draw(13, c=c)
+    others, values = (torch.randn(2, 13, 4, 5, n, dtype=F64, requires_grad=True) for n in (6, 3))
+    scores = torch.einsum("bthk,bthjk->bthj", q, others) * 6**-0.5
+    there = torch.einsum("bthj,bthjv->bthv", scores.softmax(-1), values)
+    y, mass, share = op(q, k, v, index, outside=scores.logsumexp(-1))
+    got = y + share[..., None] * there
+    mask = torch.zeros(2, c, 13, 13, dtype=torch.bool).scatter(-1, index.transpose(1, 2), True)
+    mask = (mask & torch.ones(13, 13).tril().bool()).repeat_interleave(4 // c, 1).transpose(1, 2)
+    keys, held = (x.repeat_interleave(2, 2) for x in (k, v))
+    near = (torch.einsum("bthk,bshk->bths", q, keys) * 6**-0.5).masked_fill(~mask, -torch.inf)
+    weights = torch.cat([near, scores], -1).softmax(-1)
+    want = torch.einsum("bths,bshv->bthv", weights[..., :13], held)
+    want = want + torch.einsum("bthj,bthjv->bthv", weights[..., 13:], values)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+    torch.testing.assert_close(share, weights[..., 13:].sum(-1), rtol=0, atol=1e-12)
+    shared = weights[..., :13].unflatten(2, (c, -1)).sum(3).gather(-1, index)
+    torch.testing.assert_close(mass, shared, rtol=0, atol=1e-12)
+    weight, given = torch.randn_like(got), (q, k, v, others, values)
+    ours, theirs = (torch.autograd.grad((z * weight).sum(), given, retain_graph=True) for z in (got, want))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_nothing_outside_is_as_without_and_nothing_inside_is_all_outside(op):
+    q, k, v, index = (x.detach() for x in draw(9))
+    y, mass, share = op(q, k, v, index, outside=torch.full((2, 9, 4), -torch.inf, dtype=F64))
+    for a, b in zip((y, mass), op(q, k, v, index), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
+    assert not share.any()
+    for none in (torch.full_like(index, -1), index[..., :0]):
+        y, mass, share = op(q, k, v, none, outside=torch.randn(2, 9, 4, dtype=F64))
+        assert not y.any()
+        assert not mass.any()
+        assert bool((share == 1).all())
+    with pytest.raises(ConfigError, match="outside"):
+        op(q, k, v, index, outside=torch.zeros(2, 9, 3))
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -136,8 +136,8 @@ class Growing(StateLeaf):
             new = {**new, "position": steps if segments is None else segments.positions(self.length)}
         capacity = self._capacity_for(stop, t)
         in_place = self.static and not torch.is_grad_enabled() and not any(v.requires_grad for v in self.data.values())
-        if in_place and where is None and (segments is None or t == 1):
-            data = self._write_tail(new, segments, start)
+        if in_place and (t == 1 or chosen is None):
+            data = self._write_tail(new, chosen, start)
         else:
             data = self._rewrite(new, chosen, start, stop, capacity)
             if in_place:
@@ -161,15 +161,15 @@ class Growing(StateLeaf):
             raise LengthError(f"the state was made for max_len={self.capacity} tokens; this call would reach {most}")
         return self.capacity if self.static else most
 
-    def _write_tail(self, new: Mapping[str, Tensor], segments: Segments | None, start: Tensor) -> dict[str, Tensor]:
-        """In place, tokens side by side from slot ``start`` on; a pad leaves what was there."""
+    def _write_tail(self, new: Mapping[str, Tensor], chosen: Tensor | None, start: Tensor) -> dict[str, Tensor]:
+        """In place, tokens side by side from slot ``start`` on; one that is not ``chosen`` leaves what was there."""
         t = next(iter(new.values())).shape[1]
         slot = (start[:, None] + torch.arange(t, device=start.device)).clamp(max=self.capacity - 1)
         rows = torch.arange(len(start), device=start.device)[:, None].expand_as(slot)
         for name, old in self.data.items():
             value = new[name].to(old.dtype)
-            if segments is not None:
-                value = torch.where(like(segments.real, value), value, old[rows, slot])
+            if chosen is not None:
+                value = torch.where(like(chosen, value), value, old[rows, slot])
             old.index_put_((rows, slot), value)
         return dict(self.data)
 

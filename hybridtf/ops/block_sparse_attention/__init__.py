@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-from torch import Tensor
+from typing import Any
 
 from hybridtf.core.kernels import Kernel, always
 from hybridtf.ops.block_sparse_attention.choose import choose_blocks
@@ -21,11 +20,11 @@ __all__ = [
 ]
 
 
-def _load_reference() -> Callable[..., Tensor]:
+def _load_reference() -> Callable[..., Any]:
     return block_sparse_attention_reference
 
 
-def _load_torch() -> Callable[..., Tensor]:
+def _load_torch() -> Callable[..., Any]:
     return block_sparse_attention_torch
 
 

@@ -11,14 +11,17 @@ from hybridtf.ops.block_sparse_attention.rule import Places, SparseRule, check_c
 
 def block_sparse_attention_reference(
     q: Tensor, k: Tensor, v: Tensor, places: Places, rule: SparseRule, *, marked: Tensor | None = None,
-    blocks: Tensor | None = None, scale: float | None = None,
-) -> Tensor:
+    blocks: Tensor | None = None, scale: float | None = None, return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Softmax attention over the keys of a query's document that ``rule`` shows, or that are ``marked`` (b s, bool), or that
     lie in one of the query's ``blocks`` (b t c n, int64; -1: none; blocks of ``rule.block`` tokens from the document's
     start; c = 1, g or h), under ``rule.causal`` only up to the query.
 
     ``q`` (b t h k), ``k`` (b s g k), ``v`` (b s g v): query head i reads key head i // (h / g). Returns (b t h v) in q's
     dtype. ``scale`` None is ``k ** -0.5``. A query that sees nothing gives zero. Memory grows with ``t * s``.
+
+    ``return_lse``: also the logarithm of the sum of the exponentiated scores (b t h), in float32 at least, -inf for nothing; it
+    has a gradient, so that a caller can make one softmax of this one and another.
     """
     check_call(q, k, v, places, rule, marked, blocks)
     dtype = accumulate_dtype(q.dtype)
@@ -28,8 +31,12 @@ def block_sparse_attention_reference(
         scores = torch.einsum("bthk,bshk->bhts", q.to(dtype), keys) * (q.shape[3] ** -0.5 if scale is None else scale)
         seen = _seen(places, rule, marked, blocks, k.shape[1], h)
         alone = ~seen.any(-1, keepdim=True)
-        weights = scores.masked_fill(~seen, -torch.inf).masked_fill(alone, 0.0).softmax(-1).masked_fill(alone, 0.0)
-        return torch.einsum("bhts,bshv->bthv", weights, values).to(q.dtype)
+        scores = scores.masked_fill(~seen, -torch.inf).masked_fill(alone, 0.0)
+        weights = scores.softmax(-1).masked_fill(alone, 0.0)
+        y = torch.einsum("bhts,bshv->bthv", weights, values).to(q.dtype)
+        if not return_lse:
+            return y
+        return y, scores.logsumexp(-1).masked_fill(alone[..., 0], -torch.inf).transpose(1, 2)
 
 
 def _seen(

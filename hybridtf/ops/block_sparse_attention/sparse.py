@@ -15,8 +15,8 @@ from hybridtf.ops.block_sparse_attention.rule import Places, SparseRule, check_c
 
 def block_sparse_attention_torch(
     q: Tensor, k: Tensor, v: Tensor, places: Places, rule: SparseRule, *, marked: Tensor | None = None,
-    blocks: Tensor | None = None, scale: float | None = None,
-) -> Tensor:
+    blocks: Tensor | None = None, scale: float | None = None, return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """The same function as :func:`block_sparse_attention_reference`, in memory linear in length, and in time that grows with
     the keys that are seen. A query's ``blocks`` must differ from each other, but for -1; there is no gradient of the
     gradient.
@@ -33,8 +33,10 @@ def block_sparse_attention_torch(
         outs.append(_choices_last(y, q, choices))
         logs.append(_choices_last(lse, q, choices))
     if len(outs) == 1 and logs[0].shape[-1] == 1:
-        return outs[0][:, :, :, 0].to(q.dtype)
-    return _together(torch.cat(outs, 3), torch.cat(logs, 3)).to(q.dtype)
+        y, lse = outs[0][:, :, :, 0], logs[0][..., 0]
+    else:
+        y, lse = _together(torch.cat(outs, 3), torch.cat(logs, 3))
+    return (y.to(q.dtype), lse) if return_lse else y.to(q.dtype)
 
 
 def _choices_last(x: Tensor, q: Tensor, blocks: Tensor | None) -> Tensor:
@@ -46,12 +48,16 @@ def _choices_last(x: Tensor, q: Tensor, blocks: Tensor | None) -> Tensor:
     return x.view(b, t, c, n, h // c, *x.shape[2:]).transpose(3, 4).flatten(2, 3)
 
 
-def _together(y: Tensor, lse: Tensor) -> Tensor:
-    """(b t h i v), (b t h i) -> (b t h v): parts weighted by their sums; zero where all are empty."""
+def _together(y: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """(b t h i v), (b t h i) -> (b t h v), (b t h): parts weighted by their sums, and the logs of the sums of those; zero and
+    -inf where all are empty."""
     if not lse.shape[-1]:
-        return y.sum(3)
+        return y.sum(3), lse.sum(3) - torch.inf
     top = lse.detach().amax(-1, keepdim=True)
-    weights = (lse - top.masked_fill(top == -torch.inf, 0.0)).exp()
+    base = top.masked_fill(top == -torch.inf, 0.0)
+    weights = (lse - base).exp()
     total = weights.sum(-1, keepdim=True)
-    share = weights / total.masked_fill(total == 0, 1.0)
-    return (share[..., None] * y).sum(3)
+    empty = total == 0
+    total = total.masked_fill(empty, 1.0)
+    whole = (base + total.log()).masked_fill(empty, -torch.inf)
+    return ((weights / total)[..., None] * y).sum(3), whole[..., 0]

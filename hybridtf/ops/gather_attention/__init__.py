@@ -18,11 +18,11 @@ __all__ = [
 ]
 
 
-def _load_reference() -> Callable[..., tuple[Tensor, Tensor]]:
+def _load_reference() -> Callable[..., tuple[Tensor, ...]]:
     return gather_attention_reference
 
 
-def _load_torch() -> Callable[..., tuple[Tensor, Tensor]]:
+def _load_torch() -> Callable[..., tuple[Tensor, ...]]:
     return gather_attention_torch
 
 

@@ -15,26 +15,33 @@ from hybridtf.core.errors import ConfigError
 from hybridtf.core.segments import Segments
 from hybridtf.ops.block_sparse_attention import Places
 from hybridtf.ops.gather_attention.gathered import gather_op
-from hybridtf.ops.gather_attention.shapes import check_call, placed, slots_of
+from hybridtf.ops.gather_attention.shapes import check_call, outside_of, placed, slots_of
 
 
 def gather_attention_torch(
     q: Tensor, k: Tensor, v: Tensor, index: Tensor, places: Places | None = None, *, segments: Segments | None = None,
-    scale: float | None = None,
-) -> tuple[Tensor, Tensor]:
+    scale: float | None = None, outside: Tensor | None = None,
+) -> tuple[Tensor, ...]:
     """The same function as :func:`gather_attention_reference`, in time and memory that grow with the choices alone. There is no
     gradient of the gradient."""
     check_call(q, k, v, index)
+    outside = outside_of(outside, q, segments)
     q, k, v, places = placed(q, k, v, places, segments)
     scale = q.shape[3] ** -0.5 if scale is None else scale
     slots, c = slots_of(index, places, k.shape[1]), index.shape[2]
     if c > 1:  # each key head is a query of its own, with keys of its own
         slots = torch.where(slots < 0, -1, slots * c + torch.arange(c, device=q.device)[:, None]).flatten(1, 2)
         q, k, v = q.unflatten(2, (c, -1)).flatten(1, 2), k.flatten(1, 2)[:, :, None], v.flatten(1, 2)[:, :, None]
-    y, mass = _attend_op(q, k, v, slots.squeeze(2) if c == 1 else slots, scale)
-    if c > 1:
+        outside = None if outside is None else outside.unflatten(2, (c, -1)).flatten(1, 2)
+    slots = slots.squeeze(2) if c == 1 else slots
+    if outside is None:
+        y, mass = _attend_op(q, k, v, slots, scale)
         return y.unflatten(1, (-1, c)).flatten(2, 3).to(q.dtype), mass.unflatten(1, (-1, c))
-    return y.to(q.dtype), mass[:, :, None]
+    y, share, mass = _beside_op(q, outside, k, v, slots, scale)
+    if not k.shape[1] * slots.shape[2]:  # no part was walked
+        share = (outside > -torch.inf).to(share.dtype)
+    y, share = (x.unflatten(1, (-1, c)).flatten(2, 3) for x in (y, share))
+    return y.to(q.dtype), mass.unflatten(1, (-1, c)), share
 
 
 def index_scores(q: Tensor, weights: Tensor, k: Tensor, index: Tensor, places: Places) -> Tensor:
@@ -62,6 +69,18 @@ def _attend(asked: Sequence[Tensor], keys: Sequence[Tensor], seen: Tensor, scale
     return (weights @ v.transpose(1, 2)).flatten(1, 2), weights.detach().sum((1, 2))
 
 
+def _attend_beside(asked: Sequence[Tensor], keys: Sequence[Tensor], seen: Tensor, scale: float) -> tuple[Tensor, ...]:
+    """:func:`_attend` with one more column of the softmax; its weight comes second."""
+    (q, outside), (k, v) = asked, keys
+    m, h, g = *q.shape[:2], k.shape[2]
+    scores = (q.view(m, g, h // g, -1) @ k.permute(0, 2, 3, 1) * scale).masked_fill(~seen[:, None, None], -torch.inf)
+    nothing = (outside == -torch.inf) & ~seen.any(-1, keepdim=True)
+    column = outside.masked_fill(nothing, 0.0).view(m, g, h // g, 1)
+    weights, share = torch.cat([scores, column], -1).softmax(-1).split([scores.shape[-1], 1], -1)
+    y = (weights @ v.transpose(1, 2)).flatten(1, 2)
+    return y, share.reshape(m, h).masked_fill(nothing, 0.0), weights.detach().sum((1, 2))
+
+
 def _score(asked: Sequence[Tensor], keys: Sequence[Tensor], seen: Tensor, scale: float) -> tuple[Tensor, ...]:
     (q, weights), (k,) = asked, keys
     scores = (weights[:, None] @ (q @ k.transpose(1, 2)).relu())[:, 0]
@@ -71,5 +90,9 @@ def _score(asked: Sequence[Tensor], keys: Sequence[Tensor], seen: Tensor, scale:
 _attend_op = gather_op(
     "gather_attention", _attend, asked=("q",), keys=("k", "v"),
     like=lambda asked, keys, n: ((asked[0].shape[2], keys[1].shape[3]), (n,)),
+)
+_beside_op = gather_op(
+    "gather_attention_beside", _attend_beside, asked=("q", "outside"), keys=("k", "v"), learned=2,
+    like=lambda asked, keys, n: ((asked[0].shape[2], keys[1].shape[3]), (asked[0].shape[2],), (n,)),
 )
 _score_op = gather_op("index_scores", _score, asked=("q", "weights"), keys=("k",), like=lambda asked, keys, n: ((n,),))

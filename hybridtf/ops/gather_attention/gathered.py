@@ -24,7 +24,7 @@ _LEAST = 16
 
 Part: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor, float], tuple[Tensor, ...]]
 """``part(asked, keys, seen, scale)``: tensors (m ...) of queries, gathered tensors (m n ...) of keys, ``seen`` (m n) bool, to
-results (m ...), the first with a gradient."""
+results (m ...), the first ones with a gradient."""
 
 Like: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor], int], tuple[tuple[int, ...], ...]]
 """Shapes of one query's results, of the tensors and n."""
@@ -39,6 +39,8 @@ class _Form:
     keys: tuple[str, ...]
     part: Part
     like: Like
+    learned: int
+    """Results that have a gradient: the first so many."""
 
     @property
     def n_tensors(self) -> int:
@@ -83,17 +85,18 @@ class _Form:
                     whole.flatten(0, 1)[part] = found
             return out
 
-    def backward(self, dy: Tensor, *inputs: Any) -> list[Tensor]:
+    def backward(self, *given_to: Any) -> list[Tensor]:
+        dys, inputs = given_to[: self.learned], given_to[self.learned :]
         asked, keys, _, scale = self.split(inputs)
         dtype, n = accumulate_dtype(asked[0].dtype), len(asked)
         grads = [torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (*asked, *keys)]
         flat = [x.flatten(0, 1) for x in grads]
-        with no_autocast(dy.device):
+        with no_autocast(dys[0].device):
             for part, queries, gathered, where, seen in self.parts(inputs):
                 with autograd_inside():
                     given = [x.detach().requires_grad_() for x in (*queries, *gathered)]
-                    y = self.part(given[:n], given[n:], seen, scale)[0]
-                    found = torch.autograd.grad(y, given, dy.flatten(0, 1)[part].to(dtype))
+                    out = self.part(given[:n], given[n:], seen, scale)[: self.learned]
+                    found = torch.autograd.grad(out, given, [dy.flatten(0, 1)[part].to(dtype) for dy in dys])
                 for whole, grad in zip(flat[:n], found[:n], strict=True):
                     whole[part] = grad
                 for whole, grad in zip(flat[n:], found[n:], strict=True):
@@ -102,15 +105,16 @@ class _Form:
 
     def operators(self) -> tuple[Any, Any]:
         schema, n = self.schema(), self.n_tensors
+        dys = ", ".join(f"Tensor dy{i}" for i in range(self.learned))
         forward: Any = torch.library.custom_op(
             f"hybridtf::{self.name}", self.forward, mutates_args=(), schema=f"({schema}) -> Tensor[]"
         )
         forward.register_fake(lambda *inputs: self.results(inputs))
         backward: Any = torch.library.custom_op(
             f"hybridtf::{self.name}_backward", self.backward, mutates_args=(),
-            schema=f"(Tensor dy, {schema}) -> Tensor[]",
+            schema=f"({dys}, {schema}) -> Tensor[]",
         )
-        backward.register_fake(lambda dy, *inputs: [x.new_empty(x.shape) for x in inputs[:n]])
+        backward.register_fake(lambda *inputs: [x.new_empty(x.shape) for x in inputs[self.learned : self.learned + n]])
         count_flops(self.name, self.forward, self.backward)
         return getattr(torch.ops.hybridtf, self.name).default, getattr(torch.ops.hybridtf, f"{self.name}_backward").default
 
@@ -125,16 +129,19 @@ class GatherOp:
 
     def __call__(self, *inputs: Any) -> tuple[Tensor, ...]:
         """``(*asked, *keys, slots, scale)``: ``asked`` (b t ...), ``keys`` (b s ...), ``slots`` (b t n) int64, -1 for none.
-        Results (b t ...) in float32 at least; the first has a gradient, of the first order."""
+        Results (b t ...) in float32 at least; the first ones have a gradient, of the first order."""
         # Views, since the compiler refuses one tensor in two places.
         given = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]
         run: Any = self.function.apply if torch.is_grad_enabled() else self.forward_op
         return tuple(run(*given))
 
 
-def gather_op(name: str, part: Part, *, asked: Sequence[str], keys: Sequence[str], like: Like) -> GatherOp:
-    """The op ``name`` (of which the operators are ``hybridtf::name`` and ``hybridtf::name_backward``)."""
-    form = _Form(name, tuple(asked), tuple(keys), part, like)
+def gather_op(
+    name: str, part: Part, *, asked: Sequence[str], keys: Sequence[str], like: Like, learned: int = 1
+) -> GatherOp:
+    """The op ``name`` (of which the operators are ``hybridtf::name`` and ``hybridtf::name_backward``); the first ``learned``
+    results have a gradient."""
+    form = _Form(name, tuple(asked), tuple(keys), part, like, learned)
     forward, backward = form.operators()
     n, twice = form.n_tensors, first_order(lambda *x: tuple(backward(*x)), name, "torch")
 
@@ -147,11 +154,11 @@ def gather_op(name: str, part: Part, *, asked: Sequence[str], keys: Sequence[str
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
             ctx.save_for_backward(*inputs[: n + 1])
             ctx.scale = inputs[n + 1]
-            ctx.mark_non_differentiable(*output[1:])
+            ctx.mark_non_differentiable(*output[learned:])
 
         @staticmethod
-        def backward(ctx: Any, dy: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
+        def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
             op: Any = twice.apply if torch.is_grad_enabled() else backward
-            return (*op(dy, *ctx.saved_tensors, ctx.scale), None, None)
+            return (*op(*grads[:learned], *ctx.saved_tensors, ctx.scale), None, None)
 
     return GatherOp(form, forward, Gathered)

@@ -43,6 +43,15 @@ def placed(
     return q, held.data["k"], held.data["v"], held.places
 
 
+def outside_of(outside: Tensor | None, q: Tensor, segments: Segments | None) -> Tensor | None:
+    """``outside`` (b t h) of a call, 0 at the pads of ``segments``. Raises :class:`ConfigError` for another shape."""
+    if outside is None:
+        return None
+    if outside.shape != q.shape[:3]:
+        raise ConfigError(f"gather_attention: outside must be (b t h) = {tuple(q.shape[:3])}; got {tuple(outside.shape)}")
+    return outside if segments is None else outside.masked_fill(~segments.real[..., None], 0)
+
+
 def slots_of(index: Tensor, places: Places, s: int) -> Tensor:
     """(b t ...) the slots of choices ``index`` (b t ...), by position in the document; -1 for none, and for what the query does
     not see: later tokens, and those no longer held."""
