@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
 from hybridtf.tasks.base import IGNORE, Batch, Stream, Task, TaskSplit, Totals
-from hybridtf.tasks.mqar import PRESETS, MQARConfig, MQARTask
+from hybridtf.tasks.mqar import PRESETS, MQARConfig
+from hybridtf.tasks.synthetic import Rows, RowsOf, SyntheticConfig, SyntheticTask
 from hybridtf.tasks.text import EvalDocument, TextConfig, TextTask
 from hybridtf.tasks.tokenization import ByteTokenizer, Decoder, FileTokenizer, Tokenizer, make_tokenizer
 
 __all__ = [
-    "IGNORE", "Batch", "ByteTokenizer", "Decoder", "EvalDocument", "FileTokenizer", "MQARConfig", "MQARTask", "Stream", "Task",
-    "TaskSplit", "TextConfig", "TextTask", "Tokenizer", "Totals", "hybridtf_tasks", "make_tokenizer",
+    "IGNORE", "Batch", "ByteTokenizer", "Decoder", "EvalDocument", "FileTokenizer", "MQARConfig", "Rows", "RowsOf",
+    "Stream", "SyntheticConfig", "SyntheticTask", "Task", "TaskSplit", "TextConfig", "TextTask", "Tokenizer", "Totals",
+    "hybridtf_tasks", "make_tokenizer",
 ]
 
 
