@@ -47,6 +47,28 @@ class RowsOf(ConfigTable):
         return f"{self.length} tokens"
 
 
+class VaryingRows(RowsOf):
+    """``n_rows`` rows of ``min_length`` to ``length`` tokens."""
+
+    min_length: int | None = Field(default=None, gt=0)
+    """None: all rows have ``length`` tokens."""
+
+    @property
+    def shortest(self) -> int:
+        """Tokens of the shortest row."""
+        return self.length if self.min_length is None else self.min_length
+
+    @property
+    def name(self) -> str:
+        return super().name if self.min_length is None else f"{self.min_length} to {self.length} tokens"
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.shortest > self.length:
+            raise ValueError(f"min_length = {self.min_length} is above length = {self.length}")
+        return self
+
+
 @dataclass(frozen=True)
 class Rows:
     """Drawn rows: ``inputs`` and ``targets`` (b t); ``lengths`` (b) where rows differ, the rest being padding."""
