@@ -1,8 +1,8 @@
 """``listops``: the value of nested lists of digits (Nangia and Bowman, https://arxiv.org/abs/1804.06028).
 
-A list is an operator, its arguments and a closing bracket; arguments are digits or lists. Operators are ``MAX``, ``MIN``, ``MED``
-(the median, rounded down where there are two in the middle) and ``SM`` (the sum modulo 10). A row is an expression and a sign
-that asks for its value, the one token that is scored:
+A list is an operator, its arguments and a closing bracket; arguments are digits or lists. Operators are ``MAX``, ``MIN``,
+``MED`` (the median, rounded down where there are two in the middle) and ``SM`` (the sum modulo 10). A row is an expression
+and a sign that asks for its value, the one token that is scored:
 
     inputs    [MAX 2 [SM 5 8 1 ] 9 [MIN 4 7 ] ] =        (the sum is 4, the least 4, the greatest of 2 4 9 4 is 9)
     targets   . . . . . . . . . . . . . . 9
