@@ -31,7 +31,7 @@ from pydantic import Field, model_validator
 from hybridtf.core import Preset
 from hybridtf.tasks.base import IGNORE
 from hybridtf.tasks.draws import Draws, Longs
-from hybridtf.tasks.synthetic import Rows, RowsOf, SyntheticConfig, sizes
+from hybridtf.tasks.synthetic import TEST, Rows, RowsOf, SyntheticConfig, sizes
 
 # What a draw is for; part of its key, so that no two draws share numbers.
 _KEYS, _VALUES, _SLOTS, _FILL = range(4)
@@ -92,7 +92,7 @@ class MQARConfig(SyntheticConfig):
     def n_ids(self) -> int:
         return self.vocab_size
 
-    def scored(self, size: MQARRows) -> float:
+    def scored(self, size: MQARRows, split: int = TEST) -> float:
         return size.n_pairs
 
     def bits(self, size: MQARRows) -> float:

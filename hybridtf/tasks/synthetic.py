@@ -30,6 +30,8 @@ MANY_BITS = 60.0
 """A size with 2^60 different rows or more need not be looked at: a million rows a side share one once in a million times."""
 _HELD_OUT_SHARE = 4
 """Of the contents of small sizes, one in so many is held out."""
+_SAMPLE = 256
+"""Rows that are counted where a mean is asked for."""
 _TRIES = 400
 """A side that has not found a row after as many draws has none."""
 
@@ -38,7 +40,7 @@ class RowsOf(ConfigTable):
     """``n_rows`` rows of one size. Tasks add what else makes a size (pairs, digits, depth); ``name`` tells sizes apart."""
 
     length: int = Field(gt=0)
-    """Tokens of a row, the longest where they differ."""
+    """Tokens of a row, the longest where they differ; of another unit where the task says so."""
     n_rows: int = Field(gt=0)
 
     @property
@@ -104,13 +106,28 @@ class SyntheticConfig(TaskConfig):
     def baselines(self) -> dict[str, float]:
         """Accuracies that trivial models reach over the test rows; ``chance`` among them."""
 
-    def scored(self, size: Any) -> float:
-        """Scored tokens of a row of ``size``, the mean where rows differ."""
-        return 1.0
+    def n_tokens(self, size: Any) -> int:
+        """Tokens of the longest row of ``size``."""
+        return int(size.length)
+
+    def scored(self, size: Any, split: int = TEST) -> float:
+        """Scored tokens of a row of ``size``: exact where all rows have as many, else the mean of the split's first rows."""
+        key = (TEST,) if split == TEST else (TRAIN, 0, 0)
+        rows = self.draw(size, key, np.arange(min(size.n_rows, _SAMPLE)))
+        return float((rows.targets != IGNORE).sum(1).mean())
 
     def bits(self, size: Any) -> float:
         """Base-2 logarithm of how many different rows ``size`` has, at least; it decides whether sides must be kept apart."""
         return MANY_BITS
+
+    def most_frequent(self) -> float:
+        """What a model reaches that always says the commonest answer, over the first test rows of each size."""
+        shares = []
+        for size in self.test:
+            targets = self.draw(size, (TEST,), np.arange(min(size.n_rows, _SAMPLE))).targets
+            counts = np.bincount(targets[targets != IGNORE])
+            shares.append(float(counts.max() / counts.sum()))
+        return self.mean_over_test(shares)
 
     def mean_over_test(self, values: Sequence[float]) -> float:
         """The mean of a value a test size, each weighted by its scored tokens."""
@@ -141,7 +158,7 @@ class SyntheticTask(Task):
     def __init__(self, config: SyntheticConfig, seed: int) -> None:
         self.name = config.type_name()
         self.config, self.seed, self.vocab_size = config, seed, config.n_ids
-        self.row_length = max(size.length for size in config.train)
+        self.row_length = max(config.n_tokens(size) for size in config.train)
 
     def rows(self, size: RowsOf, key: tuple[int, ...], index: Longs) -> Batch:
         """The rows ``index`` (b) of a size; ``key`` begins with the split, and names the set that they are of.
@@ -178,7 +195,8 @@ class SyntheticTask(Task):
 
     def splits(self) -> tuple[TaskSplit, ...]:
         def split(name: str, sizes: Sequence[RowsOf], note: str) -> TaskSplit:
-            n_tokens = round(sum(size.n_rows * self.config.scored(size) for size in sizes))
+            side = TRAIN if name == "train" else TEST
+            n_tokens = round(sum(size.n_rows * self.config.scored(size, side) for size in sizes))
             said = "; ".join(size.name for size in sizes)
             return TaskSplit(name, sum(size.n_rows for size in sizes), n_tokens, 0, said + note)
 
@@ -284,6 +302,11 @@ class SyntheticStream(Stream):
     def _identity(self) -> dict[str, Any]:
         data = {name: value for name, value in self._task.config.to_dict().items() if name not in ("type", "test")}
         return {"task": self._task.name, "data": data, "seed": self._task.seed, "rows_per_step": self._everyone}
+
+
+def next_tokens(inputs: Longs) -> Longs:
+    """Targets (b t) of training on every next token; the last has none."""
+    return np.concatenate([inputs[:, 1:], np.full_like(inputs[:, :1], IGNORE)], axis=1)
 
 
 def sizes(names: Sequence[str], *rows: tuple[int, ...]) -> list[dict[str, int]]:

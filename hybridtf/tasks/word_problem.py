@@ -35,7 +35,7 @@ from pydantic import model_validator
 from hybridtf.core import Preset
 from hybridtf.tasks.base import IGNORE
 from hybridtf.tasks.draws import Draws, Longs
-from hybridtf.tasks.synthetic import Rows, SyntheticConfig, VaryingRows, sizes
+from hybridtf.tasks.synthetic import TEST, Rows, SyntheticConfig, VaryingRows, sizes
 
 Group: TypeAlias = Literal["z2", "z3", "z60", "s3", "a4xz5", "a5", "s5"]
 
@@ -71,7 +71,7 @@ class WordProblemConfig(SyntheticConfig):
     def n_ids(self) -> int:
         return len(table(self.group))
 
-    def scored(self, size: VaryingRows) -> float:
+    def scored(self, size: VaryingRows, split: int = TEST) -> float:
         return (size.shortest + size.length) / 2
 
     def bits(self, size: VaryingRows) -> float:
