@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+
 
 class StrictFloat64(TorchFunctionMode):
     """Whatever asks for float32 gets float64: transformers casts norms, softmax, routers, tables and scans by hand."""
@@ -13,5 +15,5 @@ class StrictFloat64(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if getattr(func, "__name__", "") == "float" and args and isinstance(args[0], Tensor):
             return args[0].to(torch.float64)
-        swap = lambda v: torch.float64 if v is torch.float32 else v  # noqa: E731
+        swap = lambda v: WIDER.get(v, v) if isinstance(v, torch.dtype) else v  # noqa: E731
         return func(*[swap(a) for a in args], **{k: swap(v) for k, v in (kwargs or {}).items()})

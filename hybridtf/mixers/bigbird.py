@@ -10,8 +10,8 @@ and no closing block exists while a document grows.
 
 Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim, n random blocks.
 
-The form that looks both ways is held against transformers, whose random blocks are replaced by ours. No outside reference was
-run of the causal variant: the tests hold it against a dense mask.
+The form that looks both ways is held to transformers, the causal one to DeepSpeed's layout under torch's attention; random
+blocks are ours in both.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ al. 2020, https://arxiv.org/abs/2004.05150, section 3.1). Positions count from t
 
 Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim.
 
-No outside reference was run: the tests hold it against a dense mask, and with r = 1 against windowed attention.
+Held to the sliding window of transformers over every r-th token, under torch's attention, and to a dense mask.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ of a projection of m, on m itself where Mega has the attention's result. The att
 
 Axes: b batch, t time, d d_model (channels), n d_state.
 
-No outside reference was run, as Mega's code needs fairseq: the tests hold it against the paper's equations as one dense sum.
+m is held to ESPnet's module, made after Mega's own; what follows is spelled out in the test. (mega-pytorch keeps
+(1 - p) sigmoid(alpha) of h, which is not the paper's q.)
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@
 
 Axes: b batch, t time, d d_model, h heads, k head_dim, n features, p v_dim.
 
-No outside layer was run: the recurrences of linear_transformer, based and rebased are held to fla's; performer is held to its
-features over all pairs and to exact softmax, cosformer to the formula of its paper.
+No outside layer was run: the recurrences of linear_transformer, based and rebased are held to fla's; the features of performer
+and its recurrence, and that of cosformer, to performer-pytorch's, without what it adds to features and divisors; performer to
+exact softmax, cosformer to the formula of its paper.
 """
 
 from __future__ import annotations

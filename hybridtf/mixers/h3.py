@@ -10,7 +10,8 @@ which adds no freedom, from that start. Both states are of fixed size.
 
 Axes: b batch, t time, d d_model, h heads, e and f places in a head (of k and of v).
 
-No outside reference was run: the tests hold it against the paper's algorithm 1 with dense matrices over time.
+The diagonal model is held to ESPnet's copy of the published one, the shift to torch's convolution; all of it to the paper's
+algorithm 1 with dense matrices over time.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ seen only by what comes after.
 
 Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim.
 
-The form that looks both ways is held against transformers. No outside reference was run of the causal variant: the tests hold
-it against a dense mask.
+The form that looks both ways is held to transformers, the causal one to DeepSpeed's layout under torch's attention.
 """
 
 from __future__ import annotations

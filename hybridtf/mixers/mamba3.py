@@ -12,7 +12,7 @@ that turns, and no convolution.
 Axes: b batch, t time, d d_model, h heads, p head_dim, g groups, n d_state, r rotated pairs.
 
 The tests hold numbers that the published step reference gave when it was run once on a CPU between the published projections
-and norms.
+and norms. (Other people's code for a CPU is no proof: mamba3-ssm writes k_{t-1} x_{t-1}^T without its a_t, and has no pi tanh.)
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ so that ``positive = false`` (the paper's first form, without g) is the same com
 
 Axes: b batch, t time, d d_model, c channels of the recurrence.
 
-No outside reference was run: the tests hold both against the paper's two forms, in log space and token by token.
+Both are held to the layers of minGRU-pytorch, and to the paper's two forms, in log space and token by token.
 """
 
 from __future__ import annotations

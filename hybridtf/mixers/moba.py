@@ -9,8 +9,8 @@ t * top_k * block_size, the router t^2 / block_size.
 
 Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim, j blocks.
 
-No outside reference was run: the published ones need a GPU; the tests hold it against the paper's definition, written query by
-query.
+The choice and the mixing of parts are held to fla's, packed documents too, with torch's products where it calls flash-attn; all
+of it to the paper's definition, written query by query.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ compressed block is seen once it is complete; the choice has no gradient. Blocks
 two-layer network over a block's tokens, positions in the block added (its width is not published: head_dim), or their mean.
 Window and choice take time in t, the compressed branch t^2 / compress_stride.
 
-Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim, j blocks, l compress_size. No outside reference was run of
-the learned phi; branches and choice are held against fla's.
+Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim, j blocks, l compress_size. Branches and
+choice are held to fla's, the learned phi to native-sparse-attention-pytorch's.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ layer, since the state-space models alone mix no channels. Training, prefill and
 
 Axes: b batch, t time, d d_model (channels), n d_state.
 
-No outside reference was run: the tests hold both against the papers' kernels as dense sums, convolved by FFT, and S4 against
-its generating function.
+Both are held to ESPnet's copy of the published layer (S4 in its form of steps), and to the papers' kernels as dense sums; S4 to
+its generating function too.
 """
 
 from __future__ import annotations

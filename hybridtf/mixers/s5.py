@@ -8,7 +8,7 @@ nonlinearity around it belongs to the block.
 
 Axes: b batch, t time, d d_model, p d_state.
 
-No outside reference was run: the tests hold it against the paper's system, simulated with whole matrices.
+Held to the layer of s5-pytorch, and to the paper's system, simulated with whole matrices.
 """
 
 from __future__ import annotations

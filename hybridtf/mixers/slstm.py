@@ -9,7 +9,7 @@ over each head's channels. A nonlinear recurrence: tokens are walked one by one,
 
 Axes: b batch, t time, d d_model, h heads, p channels of a head.
 
-The tests hold numbers that the published layer gave when it was run once on a CPU, gradients and states among them.
+Held to the published layer, states too (xlstm, its plain backend).
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ the document's start.
 
 Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim.
 
-No outside reference was run: the tests hold it against the paper's sets, written as dense masks.
+The fixed pattern is held to DeepSpeed's layout under torch's attention. No outside reference was run of the strided one: it is
+held to the paper's sets, written as dense masks.
 """
 
 from __future__ import annotations

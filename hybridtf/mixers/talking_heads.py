@@ -6,7 +6,7 @@ over the keys s <= t of t's document; P and W are learned (h h) matrices.
 
 Axes: b batch, t time, s keys, d d_model, h heads, g kv heads, k head_dim.
 
-No outside reference was run: the op is held to plain loops over pairs of tokens and of heads.
+The layer is held to that of x-transformers, the op to plain loops over pairs of tokens and of heads.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ online softmax, and weights that are made again in the backward.
 The algorithm is ``hybridtf/ops/attention/tiled.py``, about a hundred lines of plain torch. To train, take ``attention``.
 
 Axes: b batch, t time, s keys, d d_model, h heads, k head_dim.
+
+Held to torch's scaled_dot_product_attention.
 """
 
 from __future__ import annotations

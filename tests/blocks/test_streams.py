@@ -9,6 +9,8 @@ from hybridtf.blocks import GatedResidualConfig, HyperConnectionsConfig, Manifol
 from hybridtf.core import BuildContext, ConfigError, RecipeError, Segments, init_parameters
 from hybridtf.models import GenerationConfig, LanguageModelConfig, generate
 from hybridtf.nn import HyperConnection, ManifoldConnection, RMSNormConfig
+from tests.mixers.plain_parts import same
+from tests.peers import peer
 
 F64 = torch.float64
 ATTENTION = {"mixer": {"type": "attention", "n_heads": 2}, "channel_mixer": {"type": "swiglu", "d_ff": 12}}
@@ -76,6 +78,40 @@ def test_hyper_connections_are_the_papers_algorithm(dynamic):
         torch.autograd.grad((got * probe).sum(), params), torch.autograd.grad((want * probe).sum(), params), strict=True
     ):
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-11)
+
+
+def by_package(part, x, y_of):
+    """One branch through the package hyper-connections, whose streams lie along the batch, stream by stream within a row."""
+    n, d = x.shape[-2:]
+    theirs = peer("hyper_connections.hyper_connections").HyperConnections(n, dim=d, layer_index=0)
+    weights = {
+        "static_alpha": part.mix, "dynamic_alpha_fn": part.mix_proj.T, "dynamic_alpha_scale": part.mix_scale,
+        "static_beta": part.take, "dynamic_beta_fn": part.take_proj[0], "dynamic_beta_scale": part.take_scale,
+        "norm.gamma": part.norm.weight - 1,
+    }
+    theirs.branch = Branch(y_of)
+    given = x.movedim(-2, 1).flatten(0, 1)
+    return torch.func.functional_call(theirs, weights, given).unflatten(0, (-1, n)).movedim(1, -2)
+
+
+class Branch(torch.nn.Module):
+    def __init__(self, y_of):
+        super().__init__()
+        self.y_of = y_of
+
+    def forward(self, x):
+        return self.y_of(x)
+
+
+@pytest.mark.parametrize("t", [2, 13])
+def test_hyper_connections_are_those_of_the_package(t):
+    """Its norm is an RMS norm too, with nothing added to the size."""
+    norm = {"type": "rms_norm", "eps": 1e-30}
+    block = nudged(HyperConnectionsConfig(**ATTENTION, n_streams=3, norm=norm).build(CTX))
+    x = torch.randn(2, t, 3, 8, dtype=F64, generator=torch.Generator().manual_seed(t)).requires_grad_()
+    want = by_package(block.mixer_streams, x, lambda h: block.mixer(block.mixer_norm(h))[0])
+    want = by_package(block.channel_streams, want, lambda h: block.channel_mixer(block.channel_norm(h))[0])
+    same(block(x, {}).x, want, x, block)
 
 
 @pytest.mark.parametrize("options", [{"type": "hyper_connections"}, {"type": "mhc"}, {"type": "mhc", "mixing": "none"}])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from types import ModuleType
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hybridtf.core import BuildContext
+from tests.peers import peer
 
 
 def built(config, d_model: int, *, layer_idx: int = 0, n_layers: int = 1, edges: frozenset[str] = frozenset()):
@@ -47,3 +51,10 @@ def same(found: Tensor, expected: Tensor, x: Tensor, mixer: nn.Module, tol: floa
     for a, b in zip(ours, theirs, strict=True):
         assert bool(a.any())
         torch.testing.assert_close(a, b, rtol=tol, atol=tol)
+
+
+def espnet_s4() -> ModuleType:
+    """ESPnet's copy of the published state-space models, S4 and S4D."""
+    expression = lambda equation, *shapes: functools.partial(torch.einsum, equation)  # noqa: E731
+    einsum = {"contract": torch.einsum, "contract_expression": expression}
+    return peer("espnet2.asr.state_spaces.s4", opt_einsum=einsum, espnet={"__version__": ""})

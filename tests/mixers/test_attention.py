@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from hybridtf.core import BuildContext, ConfigError, KernelError, Segments, StateError
-from hybridtf.mixers import AttentionConfig
+from hybridtf.mixers import AttentionConfig, TiledAttentionConfig
+from tests.mixers.plain_parts import built, given, same
 
 D = 12
 OPTIONS = {
@@ -139,3 +140,12 @@ def test_wrong_options_are_refused_when_built():
         build(n_heads=2, head_dim=5)
     with pytest.raises(ConfigError, match="no kernel named 'flsh'"):
         build(n_heads=2, kernel="flsh")
+
+
+@pytest.mark.parametrize("t", [2, 37])
+def test_attention_by_tiles_is_that_of_torch(t):
+    config = TiledAttentionConfig(n_heads=4, n_kv_heads=2, head_dim=5, position={"type": "none"})
+    mixer, x = built(config, D), given(2, t, D)
+    q, k, v = (p(x).unflatten(-1, (-1, 5)).transpose(1, 2) for p in (mixer.q_proj, mixer.k_proj, mixer.v_proj))
+    y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    same(mixer(x)[0], mixer.out_proj(y.transpose(1, 2).flatten(2)), x, mixer)

@@ -6,6 +6,9 @@ import torch.nn.functional as F
 
 from hybridtf.core import BuildContext, RecipeError
 from hybridtf.mixers import EMAConfig
+from tests.mixers.plain_parts import given, same
+from tests.peers import peer
+from tests.strict_float64 import StrictFloat64
 
 D, F64 = 5, torch.float64
 
@@ -38,6 +41,21 @@ def test_forward_and_gradients_are_those_of_the_paper():
     ours, theirs = (torch.autograd.grad((y * weight).sum(), params) for y in (got, want))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("t", [2, 29])
+def test_the_damped_average_of_espnet(t):
+    """ESPnet's module, after Mega's own code, is m; Mega's gate around it is spelled out."""
+    mixer, x = build(), given(2, t, D)
+    module = peer("espnet2/asr_transducer/decoder/modules/mega/multi_head_damped_ema.py").MultiHeadDampedEMA
+    theirs = module(D, mixer.config.d_state, activation=torch.nn.SiLU())
+    weights = {
+        "damping_factor": mixer.delta[..., None], "decay_factor": mixer.alpha[..., None],
+        "ema_expansion_matrix": mixer.beta[..., None], "kernel_projection_matrix": mixer.gamma, "residual_weight": mixer.omega,
+    }
+    with StrictFloat64():
+        m = torch.func.functional_call(theirs, weights, x.transpose(0, 1))[0].transpose(0, 1)
+    same(mixer(x)[0], mixer.out_proj(F.silu(mixer.gate_proj(m)) * m), x, mixer)
 
 
 def test_undamped_it_is_the_plain_moving_average():

@@ -153,6 +153,37 @@ def test_cosformer_refuses_longer_documents_and_counts_each_from_its_start():
         CosformerConfig(max_distance=0)
 
 
+def outside(mixer, kernel_of):
+    """The layer with performer-pytorch's causal attention over ``kernel_of(q)``, ``kernel_of(k)``, (b h t n), without the small
+    number that it adds to what it divides by."""
+    module = performer_pytorch()
+
+    def run(x):
+        q, k, v = (z.transpose(1, 2) for z in heads(mixer, x))
+        q, k = kernel_of(q, True), kernel_of(k, False)
+        return mixer.out_proj(module.causal_linear_attention_noncuda(q, k, v, chunk_size=3, eps=0.0).transpose(1, 2).flatten(2))
+
+    return run
+
+
+def performer_pytorch():
+    return peer("performer_pytorch.performer_pytorch", local_attention={}, axial_positional_embedding={})
+
+
+@pytest.mark.parametrize("t", [2, 23])
+def test_cosformer_is_the_causal_linear_attention_of_performer_pytorch_over_its_features(t):
+    mixer = build(CosformerConfig, max_distance=23)
+    angle = (torch.arange(t, dtype=F64) * math.pi / 2 / 23)[:, None]
+
+    def kernel(z, is_query):
+        return torch.cat([z.relu() * angle.cos(), z.relu() * angle.sin()], -1)
+
+    with torch.no_grad():  # some feature of every query meets one of a key: theirs divides by zero otherwise
+        mixer.q_proj.bias.add_(1)
+        mixer.k_proj.bias.add_(1)
+    agree(mixer, torch.randn(2, t, D, dtype=F64), outside(mixer, kernel))
+
+
 # -- performer ---------------------------------------------------------------------------------------------------------
 
 
@@ -174,6 +205,34 @@ def test_performer_equals_its_features_over_all_pairs():
         return (z @ w.T - z.square().sum(-1, keepdim=True) / 2).exp() / 7**0.5
 
     agree(mixer, torch.randn(2, T, D, dtype=F64), all_pairs(mixer, lambda q, k: phi(q) @ phi(k).mT))
+
+
+@pytest.mark.parametrize("regularised", [False, True])
+@pytest.mark.parametrize("t", [2, 23])
+def test_performer_is_the_attention_of_performer_pytorch(t, regularised):
+    """Its softmax kernel and its causal attention; what it adds to each feature and divisor against zeros is set to zero."""
+    mixer = build(PerformerConfig, n_features=13, regularised=regularised)
+
+    def kernel(z, is_query):
+        directions = mixer.random.directions
+        return performer_pytorch().softmax_kernel(z, projection_matrix=directions, is_query=is_query, eps=0.0)
+
+    agree(mixer, torch.randn(2, t, D, dtype=F64), outside(mixer, kernel))
+
+
+@pytest.mark.parametrize("regularised", [False, True])
+def test_directions_are_distributed_as_those_of_performer_pytorch(regularised):
+    """Blocks of orthogonal rows, a last one cut off; lengths of normal vectors, or all the same."""
+    torch.manual_seed(0)
+    theirs = performer_pytorch().gaussian_orthogonal_random_matrix(4001, 4, scaling=int(regularised))
+    ours = torch.empty(4001, 4)
+    orthogonal_rows(regularised)(ours, torch.Generator().manual_seed(0))
+    for drawn in (ours, theirs):
+        block = F.normalize(drawn[8:12], dim=1)
+        torch.testing.assert_close(block @ block.T, torch.eye(4), rtol=0, atol=1e-5)
+    lengths = [drawn.norm(dim=1).sort().values for drawn in (ours, theirs)]
+    torch.testing.assert_close(lengths[0].mean(), lengths[1].mean(), rtol=0.02, atol=0)
+    torch.testing.assert_close(lengths[0].std(), lengths[1].std(), rtol=0.05, atol=1e-5)
 
 
 @torch.no_grad()

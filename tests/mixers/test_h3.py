@@ -6,6 +6,8 @@ import torch.nn.functional as F
 
 from hybridtf.core import BuildContext, ConfigError, RecipeError
 from hybridtf.mixers import H3Config
+from tests.mixers.plain_parts import espnet_s4, given, same
+from tests.strict_float64 import StrictFloat64
 
 D, F64 = 6, torch.float64
 
@@ -60,6 +62,27 @@ def test_forward_and_gradients_are_those_of_algorithm_1(options):
     ours, theirs = (torch.autograd.grad((y * weight).sum(), params) for y in (got, want))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("options", [{"head_dim": 1}, {"head_dim": 3}, {"head_dim": 2, "discretisation": "zoh"}])
+@pytest.mark.parametrize("t", [2, 23])
+def test_the_diagonal_model_is_that_of_espnet_and_the_shift_a_convolution_of_torch(t, options):
+    """Algorithm 1 around the kernel that ESPnet's S4D gives."""
+    mixer, x = build(**options), given(2, t, D)
+    ssm, e, n = mixer.ssm, mixer.config.head_dim, 2 * t
+    one = torch.ones(D // e, 2, dtype=torch.complex64)
+    theirs = espnet_s4().SSKernelDiag(-one, one, one[None], torch.zeros(D // e), disc=mixer.config.discretisation)
+    weights = {"log_dt": ssm.log_dt, "inv_A_real": ssm.log_A_real, "A_imag": ssm.A_imag, "C": ssm.C[None]}
+    with StrictFloat64():
+        kernel, _ = torch.func.functional_call(theirs, weights, (t,))
+    k = mixer.k_proj(x)
+    k = F.conv1d(F.pad(k.mT, (mixer.config.d_state - 1, 0)), mixer.shift.weight[:, None], groups=D).mT + mixer.shift_D * k
+    q, k, v = (z.unflatten(-1, (-1, e)).movedim(1, -1) for z in (mixer.q_proj(x), k, mixer.v_proj(x)))  # [b, h, e, t]
+    products = k[:, :, :, None] * v[:, :, None]
+    kept = torch.fft.irfft(torch.fft.rfft(products, n=n) * torch.fft.rfft(kernel[0], n=n)[:, None, None], n=n)[..., :t]
+    kept = kept + mixer.D[:, None, None, None] * products
+    y = torch.einsum("bheft,bhet->btfh", kept, q).flatten(2)
+    same(mixer(x)[0], mixer.out_proj(y), x, mixer)
 
 
 def test_the_shift_alone_is_a_convolution_of_torch():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,9 @@ import torch.nn.functional as F
 
 from hybridtf.core import BuildContext, ConfigError, LengthError, RecipeError, Segments, crop
 from hybridtf.mixers import HyenaConfig
+from tests.mixers.plain_parts import given, same
+from tests.peers import peer
+from tests.strict_float64 import StrictFloat64
 
 D, L, F64 = 5, 40, torch.float64
 
@@ -64,6 +68,74 @@ def test_forward_and_gradients_are_those_of_the_published_operator(options):
     ours, theirs = (torch.autograd.grad((y * weight).sum(), params) for y in (got, want))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+class Projection(torch.nn.Linear):
+    """In place of NeMo's projections over ranks."""
+
+    def __init__(self, before, after, bias, **_):
+        super().__init__(before, after, bias=bias)
+
+
+def convolved(u, k, bias, gelu):
+    """In place of the kernel that NeMo calls: a causal convolution by FFT, and what passes by."""
+    n = 2 * u.shape[-1]
+    return torch.fft.irfft(torch.fft.rfft(u, n=n) * torch.fft.rfft(k, n=n), n=n)[..., : u.shape[-1]] + u * bias[:, None]
+
+
+def short(x, taps, bias):
+    """In place of the kernel for the short convolution."""
+    return F.conv1d(F.pad(x, (taps.shape[1] - 1, 0)), taps[:, None], bias, groups=len(bias))
+
+
+def nemo_operator(mixer):
+    """NeMo's operator, after the published one, in float64: its kernels and projections over ranks stand in."""
+    at, nemo = "nemo/collections/nlp/modules/common/hyena/", "nemo__collections__nlp__modules__common__hyena__"
+    build = {"build_module": lambda cls, *args, **options: cls(*args, **options)}
+    megatron = {"megatron__core__transformer__identity_op": {}, "megatron__core__transformer__spec_utils": build}
+    filters = peer(at + "hyena_filter.py", **megatron)
+    module = peer(
+        at + "hyena.py", **megatron, megatron__core__extensions__transformer_engine={}, nemo__utils__metaclasses={},
+        megatron__core__transformer__transformer_config={}, nemo__collections__nlp__parts__utils_funcs={},
+        nemo__collections__common__parts__utils={"activation_registry": {"identity": torch.nn.Identity}},
+        causal_conv1d={"causal_conv1d_fn": short},
+        **{nemo + "hyena_filter": vars(filters), nemo + "fftconv_wrapper": {"fftconv_func": convolved}},
+    )
+    parts = SimpleNamespace(
+        in_proj=Projection, out_proj=Projection, short_filter=module.CausalDepthWiseConv1d,
+        implicit_filter=type("Filter", (filters.HyenaFilter,), {"submodules": None}),
+    )
+    config = mixer.config
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(F64)  # of the places and the decays
+    try:
+        return module.HyenaOperator(
+            SimpleNamespace(hidden_size=D, init_method=None, output_layer_init_method=None), L, submodules=parts,
+            short_filter_order=config.d_conv, emb_dim=config.d_embed, mlp_width=config.filter_width,
+            num_inner_mlps=config.n_inner, shift=config.shift, learn_pos_emb_z=False, fftconv_type="safari",
+        )
+    finally:
+        torch.set_default_dtype(default)
+
+
+@pytest.mark.parametrize("options", [{}, {"d_embed": 7, "n_inner": 2, "d_conv": 2, "shift": 0.0}])
+@pytest.mark.parametrize("t", [2, 33, L])
+def test_it_is_the_operator_of_nemo(t, options):
+    """Of order 2, the only one that it takes."""
+    mixer, u = build(**options), given(2, t, D)
+    theirs, taps = nemo_operator(mixer), mixer.filter
+    weights = {
+        "short_filter._conv_1d.weight": mixer.conv.weight[:, None], "short_filter._conv_1d.bias": mixer.conv.bias,
+        "long_conv.bias": mixer.filter_bias[0], "long_conv.filter.mlp.1.freq": taps.freq[None],
+        f"long_conv.filter.mlp.{2 * len(taps.weights)}.weight": taps.last,
+    }
+    for name, proj in (("in_proj", mixer.in_proj), ("out_proj", mixer.out_proj)):
+        weights |= {f"{name}.weight": proj.weight, f"{name}.bias": proj.bias}
+    for i, (weight, bias) in enumerate(zip(taps.weights, taps.biases, strict=True)):
+        weights |= {f"long_conv.filter.mlp.{2 * i}.weight": weight, f"long_conv.filter.mlp.{2 * i}.bias": bias}
+    with StrictFloat64():
+        want, _ = torch.func.functional_call(theirs, weights, u.transpose(0, 1))
+    same(mixer(u)[0], want.transpose(0, 1), u, mixer)
 
 
 @torch.no_grad()

@@ -10,6 +10,9 @@ import torch
 from hybridtf.core import BuildContext, RecipeError
 from hybridtf.mixers import LRUConfig, S5Config
 from hybridtf.nn import diagonal_hippo, hippo_legs
+from tests.mixers.plain_parts import given, same
+from tests.peers import peer
+from tests.strict_float64 import StrictFloat64
 
 D, F64 = 5, torch.float64
 
@@ -80,6 +83,43 @@ def test_forward_and_gradients_are_those_of_the_whole_system(build, system, opti
     ours, theirs = (torch.autograd.grad((y * weight).sum(), params) for y in (got, want))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("t", [2, 29])
+def test_the_lru_of_lru_pytorch(t):
+    """Its D is a matrix over channels: ours is the paper's, a diagonal. Its first token of a row starts from zero."""
+    mixer, x = lru(), given(2, t, D)
+    theirs = peer("LRU_pytorch.LRU").LRU(D, D, mixer.config.d_state)
+    nu_log, theta_log, gamma_log = mixer.polar
+    weights = {
+        "nu_log": nu_log, "theta_log": theta_log, "gamma_log": gamma_log, "D": torch.diag(mixer.D),
+        "B": torch.complex(mixer.B_re, mixer.B_im), "C": torch.complex(mixer.C_re, mixer.C_im),
+    }
+    theirs.state = theirs.state.to(torch.complex128)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", lambda *shape, **_: torch.zeros(*shape, dtype=F64))  # what its outputs are written into
+        want = torch.func.functional_call(theirs, weights, x)
+    same(mixer(x)[0], want, x, mixer)
+
+
+@pytest.mark.parametrize("discretisation", ["zoh", "bilinear"])
+@pytest.mark.parametrize("t", [2, 29])
+def test_the_s5_of_s5_pytorch(discretisation, t):
+    """Its states are both halves of the conjugate pairs, its scan an associative one."""
+    mixer, x = s5(discretisation=discretisation), given(2, t, D)
+    p = 2 * len(mixer.log_step)
+    eye = torch.eye(p, dtype=torch.complex64)
+    s5_ssm = peer("s5.s5_model", scipy={}, scipy__linalg={}).S5SSM
+    theirs = s5_ssm(torch.zeros(p), eye, eye, D, p, 0.01, 0.1, discretization=discretisation, bcInit="dense")
+    half, c = torch.complex(mixer.Lambda_re, mixer.Lambda_im), torch.complex(mixer.C[0], mixer.C[1])
+    b = mixer.B.permute(1, 2, 0)  # re and im last
+    weights = {
+        "Lambda": torch.cat([half, half.conj()]), "B": torch.cat([b, b * b.new_tensor([1, -1])]),
+        "C": torch.cat([c, c.conj()], 1), "D": mixer.D, "log_step": mixer.log_step.repeat(2),
+    }
+    with StrictFloat64():
+        want = torch.stack([torch.func.functional_call(theirs, weights, row) for row in x])
+    same(mixer(x)[0], want, x, mixer)
 
 
 def test_the_lru_starts_even_over_the_ring_and_normalised():

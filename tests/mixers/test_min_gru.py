@@ -6,6 +6,8 @@ import torch.nn.functional as F
 
 from hybridtf.core import BuildContext, ConfigError
 from hybridtf.mixers import MinGRUConfig, MinLSTMConfig
+from tests.mixers.plain_parts import given, same
+from tests.peers import peer
 
 D, F64 = 7, torch.float64
 KINDS = [MinGRUConfig, MinLSTMConfig]
@@ -66,6 +68,18 @@ def test_forward_and_gradients_are_those_of_the_paper(cls, form, options):
     ours, theirs = (torch.autograd.grad((y * weight).sum(), params) for y in (got, want))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(("cls", "name"), [(MinGRUConfig, "minGRU"), (MinLSTMConfig, "minLSTM")])
+@pytest.mark.parametrize("t", [1, 2, 37])
+def test_against_the_layers_of_mingru_pytorch(cls, name, t):
+    """One matrix there for candidate and gates, and no biases."""
+    mixer, x = build(cls, bias=False), given(2, t, D)
+    theirs = getattr(peer(f"minGRU_pytorch.{name}"), name)(D, expansion_factor=mixer.width / D, proj_out=True)
+    parts = (mixer.h_proj, mixer.z_proj) if name == "minGRU" else (mixer.h_proj, mixer.f_proj, mixer.i_proj)
+    wide = next(key for key, _ in theirs.named_parameters() if key != "to_out.weight")
+    weights = {wide: torch.cat([proj.weight for proj in parts]), "to_out.weight": mixer.out_proj.weight}
+    same(mixer(x)[0], torch.func.functional_call(theirs, weights, x), x, mixer)
 
 
 @pytest.mark.parametrize("cls", KINDS)

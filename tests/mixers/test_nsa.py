@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +10,7 @@ from pydantic import ValidationError
 from hybridtf.core import BuildContext, RecipeError
 from hybridtf.mixers import NSAConfig
 from hybridtf.ops.block_sparse_attention import important_blocks
+from tests.mixers.plain_parts import same
 from tests.peers import peer
 
 D, F64 = 12, torch.float64
@@ -20,18 +18,9 @@ HEADS = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6}
 
 
 @pytest.fixture
-def naive(monkeypatch):
-    """fla's references of one document a row, with stand-ins for what they import for packed rows and for the GPU."""
-    pytest.importorskip("einops")
-    parts = {"fla": {}, "fla.ops": {}, "fla.ops.utils": {"prepare_chunk_offsets": None}}
-    for name, values in {**parts, "fla.ops.utils.pooling": {"mean_pooling": None}}.items():
-        module = types.ModuleType(name)
-        vars(module).update(values)
-        monkeypatch.setitem(sys.modules, name, module)
-    sys.modules.pop("peer_fla_ops_nsa_naive", None)
-    with pytest.warns(ImportWarning):
-        module = peer("fla/ops/nsa/naive.py")
-    return module
+def naive():
+    """fla's references of one document a row; what they import for packed rows and for the GPU stands in."""
+    return peer("fla/ops/nsa/naive.py", fla__ops__utils={}, fla__ops__utils__pooling={})
 
 
 def draw(t, h=4, g=2, dtype=torch.float32):
@@ -80,6 +69,23 @@ def test_the_branches_are_those_of_fla(naive):
     gates = torch.sigmoid(mixer.gate_proj(x)).unflatten(-1, (4, 3))
     want = sum(gates[..., i, None] * part for i, part in enumerate((compressed, selected, window)))
     torch.testing.assert_close(mixer(x)[0], mixer.out_proj(want.flatten(-2)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("role", ["k", "v"])
+def test_the_learned_compression_is_that_of_native_sparse_attention_pytorch(role):
+    """Its network over a block, one for all heads, with positions added before it, in a layer of overlapping blocks."""
+    mixer = NSAConfig(**HEADS, compress_size=4, compress_stride=2, block_size=4).build(BuildContext(d_model=D, param_dtype=F64))
+    ours = getattr(mixer, f"compress_{role}")
+    module = peer("native_sparse_attention_pytorch/compress_networks.py")
+    theirs = module.GroupedMLP(6, 4, heads=1, expand_factor=1 / 4).double()
+    blocks = torch.randn(2, 7, 4, 2, 6, dtype=F64, requires_grad=True)  # [b, j, l, g, k]
+    weights = {}
+    for i, proj in ((0, ours.up_proj), (2, ours.down_proj)):
+        weights |= {f"net.{i}.weight": proj.weight.T[None], f"net.{i}.bias": proj.bias[None]}
+    given = (blocks + ours.position[:, None]).permute(0, 3, 1, 2, 4).flatten(0, 1)[:, None]  # heads along the batch
+    weights = {name: value.reshape(theirs.get_parameter(name).shape) for name, value in weights.items()}
+    want = torch.func.functional_call(theirs, weights, given).view(2, 2, 7, 6).transpose(1, 2)
+    same(ours(blocks), want, blocks, ours)
 
 
 def by_paper(q, compressed, i, n, sizes, scale):

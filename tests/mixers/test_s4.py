@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -10,8 +11,65 @@ from hybridtf.core import BuildContext, ConfigError, RecipeError
 from hybridtf.mixers import S4Config, S4DConfig
 from hybridtf.nn import diagonal_hippo, hippo_legs
 from hybridtf.nn.diagonal_ssm import diagonal_start
+from tests.mixers.plain_parts import espnet_s4, given, same
+from tests.strict_float64 import StrictFloat64
 
 D, F64 = 5, torch.float64
+
+
+def espnet_layer(mixer, **options):
+    """ESPnet's copy of the published layer, and its weights from ours."""
+    theirs, ssm = espnet_s4().S4(D, mixer.config.d_state, transposed=False, **options), mixer.ssm
+    weights = {
+        "D": mixer.D[None], "output_linear.0.weight": mixer.out_proj.weight, "output_linear.0.bias": mixer.out_proj.bias,
+        "kernel.kernel.log_dt": ssm.log_dt, "kernel.kernel.C": ssm.C[None],
+    }
+    return theirs, weights
+
+
+@pytest.mark.parametrize("discretisation", ["zoh", "bilinear"])
+@pytest.mark.parametrize("t", [2, 29])
+def test_s4d_is_the_layer_of_espnet(t, discretisation):
+    mixer, x = build(discretisation=discretisation), given(2, t, D)
+    theirs, weights = espnet_layer(mixer, mode="diag", measure="diag-lin", disc=discretisation)
+    one = torch.tensor([1.0, 0.0], dtype=F64).expand(D, 3, 2)
+    inner = {"inv_A_real": mixer.ssm.log_A_real, "A_imag": mixer.ssm.A_imag, "B": one}
+    weights |= {f"kernel.kernel.{name}": value for name, value in inner.items()}
+    with StrictFloat64():
+        want, _ = torch.func.functional_call(theirs, weights, x)
+    same(mixer(x)[0], want, x, mixer)
+
+
+class Stepped(torch.nn.Module):
+    """Their layer token by token: the form that knows no length, and needs no extension. It is made for decoding: what turns
+    gradients off around its set-up is taken away."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        kernel = self.layer.kernel.kernel
+        kernel._setup_linear = functools.partial(type(kernel)._setup_linear.__wrapped__, kernel)
+        self.layer.setup_step()
+        state, out = self.layer.default_state(x.shape[0]), []
+        for x_t in x.unbind(1):
+            y, state = self.layer.step(x_t, state)
+            out.append(y)
+        return torch.stack(out, 1)
+
+
+@pytest.mark.parametrize("t", [2, 29])
+def test_s4_is_the_layer_of_espnet(t):
+    mixer, x = build_s4(), given(2, t, D)
+    theirs, weights = espnet_layer(mixer, mode="nplr", measure="legs")
+    ssm = mixer.ssm
+    inner = {"inv_w_real": ssm.log_A_real, "w_imag": ssm.A_imag, "B": ssm.B[None], "P": ssm.P[None]}
+    weights |= {f"kernel.kernel.{name}": value for name, value in inner.items()}
+    with StrictFloat64():
+        layer = {f"layer.{name}": value for name, value in weights.items()}
+        want = torch.func.functional_call(Stepped(theirs).eval(), layer, x)
+    same(mixer(x)[0], want, x, mixer)
 
 
 def build(nudge: float = 0.2, **options):

@@ -8,37 +8,11 @@ import torch.nn.functional as F
 
 from hybridtf.core import BuildContext, ConfigError, init_parameters
 from hybridtf.mixers import SLSTMConfig
+from tests.mixers.plain_parts import given, same
+from tests.peers import peer
+from tests.strict_float64 import StrictFloat64
 
 D = 6
-
-# What the published layer gives (xlstm/blocks/slstm of https://github.com/NX-AI/xlstm, its vanilla backend, in float64), with
-# the parameters and inputs below: the last output of row 1, the squared size of all outputs, the gradient at one token, the
-# size of each parameter's gradient and of each final state.
-PUBLISHED = {
-    4: (
-        [-1.195416071186826, -1.7941170848322892, -0.15044755912446753, 0.5329565717478493, 2.1054206562667606,
-         0.8878707961467676],
-        179.63692030426813,
-        [0.041288588765821574, 0.4029607207597881, -0.5390152156962689, -12.66024665806122, -1.0331895405451104,
-         0.6649602016274618],
-        {"weight_hh": 17.71415520332567, "bias": 20.31498046422092, "conv.weight": 50.585286326608475,
-         "conv.bias": 26.083162010349984, "i_proj.weight": 17.375501258114635, "f_proj.weight": 19.189568138030737,
-         "z_proj.weight": 18.577607646210875, "o_proj.weight": 9.272309624646573, "norm.weight": 4.9343224494344655},
-        {"h": 1.580630794382391, "c": 4.360636437672383, "n": 8.766245866643972, "m": 4.990383921539525},
-    ),
-    0: (
-        [0.21077514803779213, -0.46417920327250123, -1.9855094962475333, 0.6779921709930176, 0.20546441666354834,
-         1.9215734408361118],
-        142.5864227231702,
-        [-1.0061856563512506, 0.8934048737974505, 2.4637312166130623, 0.2464723056582989, 0.025148931927393568,
-         -0.20544307562926076],
-        {"weight_hh": 13.45596872111425, "bias": 7.423709753990879, "i_proj.weight": 14.62637056829695,
-         "f_proj.weight": 4.514988389500832, "z_proj.weight": 17.42909981950865, "o_proj.weight": 13.14313630306849,
-         "norm.weight": 7.356466666295226},
-        {"h": 1.687740098994547, "c": 3.7501165999814186, "n": 4.739774572559212, "m": 12.710576706877134},
-    ),
-}
-
 
 def waves(shape, step, shift=0.0):
     return torch.sin(step * torch.arange(math.prod(shape), dtype=torch.float64) + shift).view(shape)
@@ -54,18 +28,28 @@ def build(**options):
 
 
 @pytest.mark.parametrize("d_conv", [4, 0])
-def test_values_gradients_and_states_are_the_published_ones(d_conv):
-    last, size, at_two, sizes, states = PUBLISHED[d_conv]
-    mixer = build(d_conv=d_conv)
-    u = (2 * torch.cos(0.9 * torch.arange(2 * 11 * D, dtype=torch.float64))).view(2, 11, D).requires_grad_()
-    y, state = mixer(u, state=mixer.init_state(2))
-    assert y[1, -1].tolist() == pytest.approx(last, abs=1e-11)
-    assert y.detach().square().sum().item() == pytest.approx(size, rel=1e-11)
-    params = dict(mixer.named_parameters())
-    du, *grads = torch.autograd.grad((y * waves(y.shape, 1.0)).sum(), [u, *params.values()])
-    assert du[0, 2].tolist() == pytest.approx(at_two, abs=1e-10)
-    assert {k: g.norm().item() for k, g in zip(params, grads, strict=True)} == pytest.approx(sizes, rel=1e-10)
-    assert {k: state["cell"][k].detach().norm().item() for k in states} == pytest.approx(states, rel=1e-12)
+@pytest.mark.parametrize("t", [2, 11])
+def test_values_gradients_and_states_are_those_of_the_layer_of_xlstm(t, d_conv):
+    """The published layer, by its plain backend. What it calls fgate makes i, and igate f; its norm has weight 1 + w."""
+    mixer, x = build(d_conv=d_conv), given(2, t, D)
+    module = peer("xlstm.blocks.slstm.layer")
+    theirs = module.sLSTMLayer(
+        module.sLSTMLayerConfig(embedding_dim=D, num_heads=2, conv1d_kernel_size=d_conv, backend="vanilla", dtype="float32")
+    )
+    weights = {
+        "fgate.weight": mixer.i_proj.weight.mT, "igate.weight": mixer.f_proj.weight.mT, "zgate.weight": mixer.z_proj.weight.mT,
+        "ogate.weight": mixer.o_proj.weight.mT, "group_norm.weight": mixer.norm.weight - 1,
+        "slstm_cell._recurrent_kernel_": mixer.weight_hh.mT,
+        "slstm_cell._bias_": mixer.bias.unflatten(1, (4, -1)).transpose(0, 1).flatten(),
+    }
+    if d_conv:
+        weights |= {"conv1d.conv.weight": mixer.conv.weight[:, None], "conv1d.conv.bias": mixer.conv.bias}
+    with StrictFloat64():
+        want, last = torch.func.functional_call(theirs, weights, x, {"return_last_state": True})
+    got, state = mixer(x, state=mixer.init_state(2))
+    same(got, want, x, mixer)
+    for name, theirs_last in zip("hcnm", last["slstm_state"], strict=True):
+        torch.testing.assert_close(state["cell"][name].flatten(1), theirs_last, rtol=0, atol=1e-11)
 
 
 def test_it_is_an_average_of_what_was_written():

@@ -9,7 +9,10 @@ from hybridtf.core import BuildContext, ConfigError, RecipeError
 from hybridtf.mixers import AttentionConfig, TalkingHeadsConfig
 from hybridtf.ops.attention import AttentionMask
 from hybridtf.ops.talking_attention import talking_attention_chunked, talking_attention_reference
+from tests.mixers.plain_parts import built, given, same
 from tests.ops.live_bytes import Peak
+from tests.peers import peer
+from tests.strict_float64 import StrictFloat64
 
 D = 12
 
@@ -91,6 +94,24 @@ def test_with_heads_that_say_nothing_to_each_other_it_is_attention():
     twin.load_state_dict({n: p for n, p in mixer.state_dict().items() if "mix" not in n})
     x = torch.randn(2, 9, D, dtype=torch.float64)
     torch.testing.assert_close(mixer(x)[0], twin(x)[0], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 1])
+@pytest.mark.parametrize("t", [2, 17])
+def test_the_layer_is_that_of_x_transformers(t, kv_heads):
+    config = TalkingHeadsConfig(n_heads=4, n_kv_heads=kv_heads, head_dim=3, position={"type": "none"})
+    mixer, x = built(config, D), given(2, t, D)
+    attention = peer("x_transformers.x_transformers").Attention
+    theirs = attention(D, dim_head=3, heads=4, kv_heads=kv_heads, causal=True, talking_heads=True)
+    weights = {
+        "to_q.weight": mixer.q_proj.weight, "to_k.weight": mixer.k_proj.weight, "to_v.weight": mixer.v_proj.weight,
+        "to_out.weight": mixer.out_proj.weight,
+        "attend.pre_softmax_talking_heads.weight": mixer.score_mix.T[..., None, None],
+        "attend.post_softmax_talking_heads.weight": mixer.weight_mix.T[..., None, None],
+    }
+    with StrictFloat64():
+        want = torch.func.functional_call(theirs, weights, x)
+    same(mixer(x)[0], want, x, mixer)
 
 
 def test_refusals():
