@@ -67,20 +67,37 @@ class DPLRSSM(nn.Module):
 
     def system(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """A_bar (c s s), B_bar (c s), and C as it reads (Re z, Im z), (c s)."""
-        a = -self.log_A_real.to(dtype).exp()[..., None], self.A_imag.to(dtype)[..., None]  # [c, n, 1]
-        p, b, c = (_pair(x.to(dtype)) for x in (self.P, self.B, self.C))
-        dt = self.log_dt.to(dtype).exp()[:, None, None]
+        a, p, b, c, dt = self._continuous(dtype)
         basis = torch.eye(self.d_state, dtype=dtype, device=dt.device)[None].chunk(2, dim=1)  # all (Re z, Im z), each [1, n, s]
-        moved = multiply(a, (basis[0], basis[1]))
-        along = _inner(p, (basis[0], basis[1]))
-        ahead = tuple(z + dt / 2 * (x - 2 * y * along) for z, x, y in zip(basis, moved, p, strict=True))
-        a_bar = _solved(a, p, dt, (ahead[0], ahead[1]))
+        a_bar = _solved(a, p, dt, _ahead(a, p, dt, (basis[0], basis[1])))
         b_bar = _solved(a, p, dt, (dt * b[0], dt * b[1]))
         return torch.cat(a_bar, 1), torch.cat(b_bar, 1)[..., 0], torch.cat([2 * c[0], -2 * c[1]], 1)[..., 0]
+
+    def _continuous(self, dtype: torch.dtype) -> tuple[Pair, Pair, Pair, Pair, Tensor]:
+        """Lambda, p, B and C (c n 1), and dt (c 1 1)."""
+        a = -self.log_A_real.to(dtype).exp()[..., None], self.A_imag.to(dtype)[..., None]
+        p, b, c = (_pair(x.to(dtype)) for x in (self.P, self.B, self.C))
+        return a, p, b, c, self.log_dt.to(dtype).exp()[:, None, None]
+
+    def step(self, u: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        """One token u (b c) after the state h (b c s): y (b c) and the state after it.
+
+        A_bar is not made: the rows of the batch take its place as columns, in s steps a channel where A_bar has s^2 numbers.
+        """
+        a, p, b, c, dt = self._continuous(h.dtype)
+        columns = h.permute(1, 2, 0).chunk(2, dim=1)  # [c, n, b]
+        ahead = _ahead(a, p, dt, (columns[0], columns[1]))
+        driven = dt * u.t()[:, None]  # [c, 1, b]
+        z = _solved(a, p, dt, (ahead[0] + b[0] * driven, ahead[1] + b[1] * driven))
+        y = 2 * (c[0] * z[0] - c[1] * z[1]).sum(1)
+        return y.t(), torch.cat(z, 1).permute(2, 0, 1).contiguous()
 
     def forward(self, u: Tensor, segments: Segments | None, state: Fixed | None) -> tuple[Tensor, Fixed | None]:
         """u (b t c) to y (b t c), float32 at least, and the state after it (None without one)."""
         wide = accumulation_dtype(u.dtype)
+        if u.shape[1] == 1 and state is not None and segments is None:
+            read, h = self.step(u[:, 0].to(wide), state["h"])
+            return read[:, None], state.advance({"h": h}, segments, 1)
         a, b, c = self.system(wide)
         y, h = self.state_space(
             u.to(wide), b=b, c=c, a=a, initial_state=None if state is None else state["h"], segments=segments,
@@ -97,6 +114,12 @@ def _pair(x: Tensor) -> Pair:
 def _inner(p: Pair, z: Pair) -> Tensor:
     """Re(p^* z), (c 1 m)."""
     return (p[0] * z[0] + p[1] * z[1]).sum(1, keepdim=True)
+
+
+def _ahead(a: Pair, p: Pair, dt: Tensor, z: Pair) -> Pair:
+    """(I + dt A / 2) z, for z (c n m)."""
+    moved, along = multiply(a, z), _inner(p, z)
+    return z[0] + dt / 2 * (moved[0] - 2 * p[0] * along), z[1] + dt / 2 * (moved[1] - 2 * p[1] * along)
 
 
 def _solved(a: Pair, p: Pair, dt: Tensor, r: Pair) -> Pair:

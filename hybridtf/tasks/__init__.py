@@ -6,14 +6,37 @@ from collections.abc import Sequence
 
 from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
+from hybridtf.tasks import (
+    arithmetic,
+    fuzzy_recall,
+    in_context_recall,
+    induction_heads,
+    listops,
+    memorization,
+    mqar,
+    selective_copying,
+    word_problem,
+)
+from hybridtf.tasks.arithmetic import ModularArithmeticConfig
 from hybridtf.tasks.base import IGNORE, Batch, Stream, Task, TaskSplit, Totals
-from hybridtf.tasks.mqar import PRESETS, MQARConfig, MQARTask
+from hybridtf.tasks.fuzzy_recall import FuzzyRecallConfig
+from hybridtf.tasks.in_context_recall import InContextRecallConfig
+from hybridtf.tasks.induction_heads import InductionHeadsConfig
+from hybridtf.tasks.listops import ListOpsConfig
+from hybridtf.tasks.memorization import MemorizationConfig
+from hybridtf.tasks.mqar import MQARConfig
+from hybridtf.tasks.selective_copying import SelectiveCopyingConfig
+from hybridtf.tasks.synthetic import Rows, RowsOf, SyntheticConfig, SyntheticTask, VaryingRows
 from hybridtf.tasks.text import EvalDocument, TextConfig, TextTask
 from hybridtf.tasks.tokenization import ByteTokenizer, Decoder, FileTokenizer, Tokenizer, make_tokenizer
+from hybridtf.tasks.word_problem import WordProblemConfig
 
 __all__ = [
-    "IGNORE", "Batch", "ByteTokenizer", "Decoder", "EvalDocument", "FileTokenizer", "MQARConfig", "MQARTask", "Stream", "Task",
-    "TaskSplit", "TextConfig", "TextTask", "Tokenizer", "Totals", "hybridtf_tasks", "make_tokenizer",
+    "IGNORE", "Batch", "ByteTokenizer", "Decoder", "EvalDocument", "FileTokenizer", "FuzzyRecallConfig",
+    "InContextRecallConfig", "InductionHeadsConfig", "ListOpsConfig", "MQARConfig", "MemorizationConfig",
+    "ModularArithmeticConfig", "Rows", "RowsOf", "SelectiveCopyingConfig", "Stream", "SyntheticConfig", "SyntheticTask",
+    "Task", "TaskSplit", "TextConfig", "TextTask", "Tokenizer", "Totals", "VaryingRows", "WordProblemConfig",
+    "hybridtf_tasks", "make_tokenizer",
 ]
 
 
@@ -22,5 +45,13 @@ def hybridtf_tasks() -> Sequence[type[ComponentConfig] | Preset]:
     """The built-in tasks."""
     return (
         TextConfig,
-        MQARConfig, *PRESETS,
+        FuzzyRecallConfig, *fuzzy_recall.PRESETS,
+        InContextRecallConfig, *in_context_recall.PRESETS,
+        InductionHeadsConfig, *induction_heads.PRESETS,
+        ListOpsConfig, *listops.PRESETS,
+        MQARConfig, *mqar.PRESETS,
+        MemorizationConfig, *memorization.PRESETS,
+        ModularArithmeticConfig, *arithmetic.PRESETS,
+        SelectiveCopyingConfig, *selective_copying.PRESETS,
+        WordProblemConfig, *word_problem.PRESETS,
     )

@@ -74,7 +74,7 @@ class Draws:
         tries = n + 8
         while True:
             drawn = self.integers(tries, high)
-            first = _first_of_their_kind(drawn)
+            first = first_of_their_kind(drawn)
             place = first.cumsum(1)
             if not n or bool((place[:, -1] >= n).all()):
                 # Columns of the first n new values of each row, in the order in which they came.
@@ -90,12 +90,17 @@ class Draws:
         return np.argsort(times, axis=1, kind="stable")[:, :n]
 
 
-def _first_of_their_kind(values: Longs) -> NDArray[np.bool_]:
-    """(b n) whether no earlier column of the row holds the same value."""
+def first_places(values: Longs) -> Longs:
+    """(b n) the first column of the row that holds the same value."""
     order = np.argsort(values, axis=1, kind="stable")
     ordered = np.take_along_axis(values, order, axis=1)
-    new = np.ones(values.shape, dtype=np.bool_)
-    new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    first = np.empty_like(new)
-    np.put_along_axis(first, order, new, axis=1)
+    begins = np.zeros(values.shape, dtype=np.int64)
+    begins[:, 1:] = np.where(ordered[:, 1:] != ordered[:, :-1], np.arange(1, values.shape[1]), 0)
+    first = np.empty_like(order)
+    np.put_along_axis(first, order, np.take_along_axis(order, np.maximum.accumulate(begins, axis=1), axis=1), axis=1)
     return first
+
+
+def first_of_their_kind(values: Longs) -> NDArray[np.bool_]:
+    """(b n) whether no earlier column of the row holds the same value."""
+    return np.asarray(first_places(values) == np.arange(values.shape[1]))

@@ -5,15 +5,14 @@ import pytest
 import torch
 
 from hybridtf.core import CheckpointError, ConfigError, RecipeError, active
-from hybridtf.tasks import IGNORE, Batch, MQARConfig, Totals
-from hybridtf.tasks.mqar import MQARTask
+from hybridtf.tasks import IGNORE, Batch, MQARConfig, SyntheticTask, Totals
 
 
 def size(length: int, n_pairs: int, n_rows: int) -> dict[str, int]:
     return {"length": length, "n_pairs": n_pairs, "n_rows": n_rows}
 
 
-def task(seed: int = 0, **more) -> MQARTask:
+def task(seed: int = 0, **more) -> SyntheticTask:
     options = {"vocab_size": 40, "train": [size(32, 4, 50), size(64, 8, 30)], "test": [size(32, 4, 40), size(96, 19, 10)]}
     return MQARConfig(**{**options, **more}).load(seed)
 
