@@ -3,10 +3,6 @@ operator; the kit holds it to its reference where states and documents come in."
 
 from __future__ import annotations
 
-import sys
-import warnings
-from types import ModuleType
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,6 +14,7 @@ from hybridtf.ops.titans.memory import layer_shapes, split
 from tests.ops.ssd_cases import random_segments
 from tests.peers import peer
 from tests.strict_float64 import StrictFloat64
+from tests.titans_pytorch import by_titans_pytorch
 
 FORMS = (titans_reference, titans_chunked)
 MEMORY = ("M", "S", "base")
@@ -106,70 +103,14 @@ def test_a_matrix_without_delay_is_the_momentum_delta_rule_of_fla(op) -> None:
     agree(found, [theirs, memory.flatten(-2), -momentum.flatten(-2)], {**x, **before})
 
 
-class Tensors(dict):
-    """What titans-pytorch asks of a ``TensorDict``."""
-
-    def apply(self, function):
-        return Tensors({name: function(x) for name, x in self.items()})
-
-    def mul(self, factor):
-        return self.apply(lambda x: x * factor)
-
-    def clone(self):
-        return self.apply(torch.clone)
-
-    def zero_(self):
-        return self.apply(torch.zeros_like)
-
-
-def titans_pytorch(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Its module of the memory, which needs more of its package and of two others: einx it asks for what is not called here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # it compiles a function by torch.jit
-        needed = {
-            "titans_pytorch": ModuleType("titans_pytorch"), "einx": ModuleType("einx"), "tensordict": ModuleType("tensordict"),
-            "titans_pytorch.memory_models": peer("titans_pytorch/memory_models.py"), "assoc_scan": peer("assoc_scan"),
-        }
-        needed["tensordict"].TensorDict = Tensors
-        for name, module in needed.items():
-            monkeypatch.setitem(sys.modules, name, module)
-        return peer("titans_pytorch/neural_memory.py")
-
-
 @pytest.mark.parametrize("op", FORMS)
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("m", [1, 3, 4])
-def test_against_the_memory_of_titans_pytorch(op, depth: int, m: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its chunks of one token and its batches of m, the paper's loss (a sum) and no norm around the memory."""
-    theirs = titans_pytorch(monkeypatch)
-    torch.manual_seed(m)
-    d, p, hidden, t = 5, 3, 6, 12
-    memory = theirs.NeuralMemory(
-        d, chunk_size=1, batch_size=m, dim_head=p, heads=H, model=theirs.MemoryMLP(p, depth, hidden / p), pre_rmsnorm=False,
-        store_memory_loss_fn=lambda found, v: (found - v).square().sum(-1), default_step_transform_max_lr=0.1,
-        mem_model_norm_add_residual=False,
-    ).double()
-    for parameter in memory.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    memory.retrieve_gate, memory.combine_heads = None, torch.nn.Identity()
-    seq = torch.randn(2, t, d, dtype=torch.float64, requires_grad=True)
-    expected, state = memory(seq)
-    q, k, v = (f(seq).unflatten(-1, (H, p)) for f in (memory.to_queries, memory.to_keys, memory.to_values))
-    theta, eta, alpha = (f[0](seq) for f in (memory.to_adaptive_step, memory.to_momentum, memory.to_decay_factor))
-    M0 = torch.cat([layer.flatten(1) for layer in memory.memory_model_parameters], -1)
-    y, found = op(
-        q, k, v, torch.sigmoid(theta) * 0.1, F.logsigmoid(eta), F.logsigmoid(-alpha), M0=M0, mini_batch=m, depth=depth,
-        d_hidden=hidden,
-    )
-    last, momentum = (torch.cat([x.flatten(-2) for x in part.values()], -1).view(2, H, -1) for part in state.states)
-    used = {str(i): p for i, p in enumerate(memory.parameters()) if p.requires_grad}
-    used = {"seq": seq, **{name: p for name, p in used.items() if depends(expected, p)}}
-    assert len(used) == 1 + 3 + 2 * 3 + depth
-    agree([y.flatten(-2), found["M"] + M0, found["S"]], [expected, last, momentum], used)
-
-
-def depends(y, parameter) -> bool:
-    return torch.autograd.grad(y.sum(), parameter, allow_unused=True, retain_graph=True)[0] is not None
+def test_against_the_memory_of_titans_pytorch(op, depth: int, m: int) -> None:
+    x = draw(11, depth=depth, v=K)
+    y, state = op(**x, **options(depth, m))
+    layers = split(x["M0"], layer_shapes(K, K, depth, HIDDEN))
+    agree([y, state["M"] + x["M0"], state["S"]], by_titans_pytorch(*(x[name] for name in TIMED), layers, m), x)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -257,8 +198,8 @@ class Count(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("depth", "begins", "each"),
     [
-        (1, "together", 24), (1, "anywhere", 41), (1, "documents", 55),
-        (2, "together", 50), (2, "anywhere", 83), (2, "documents", 114),
+        (1, "together", 23), (1, "anywhere", 39), (1, "documents", 53),
+        (2, "together", 48), (2, "anywhere", 79), (2, "documents", 110),
     ],
 )
 def test_calls_grow_with_mini_batches_alone(depth: int, begins: str, each: int) -> None:

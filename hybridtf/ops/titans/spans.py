@@ -148,7 +148,7 @@ def _after(x: Chunk, M: Layers, S: Layers, inputs: Layers, deltas: Layers) -> tu
 def _moved(weights: Sequence[Tensor], M: Tensor, S: Tensor, rows: Tensor, deltas: Tensor) -> Tensor:
     """A layer (in out) by one token's weights: of the memory (1 1), the momentum (1 1) and the gradients (1 l)."""
     of_memory, of_momentum, of_gradients = weights
-    return torch.baddbmm(of_memory * M + of_momentum * S, (of_gradients.mT * rows).mT, deltas)
+    return torch.baddbmm(torch.addcmul(of_memory * M, of_momentum, S), (of_gradients.mT * rows).mT, deltas)
 
 
 def _load(call: Call, dtype: torch.dtype) -> tuple[Chunk, Mixed | None]:
