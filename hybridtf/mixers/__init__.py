@@ -90,6 +90,7 @@ from hybridtf.mixers.stick_breaking import StickBreaking, StickBreakingConfig
 from hybridtf.mixers.strided_sparse import StridedSparse, StridedSparseConfig
 from hybridtf.mixers.talking_heads import TalkingHeads, TalkingHeadsConfig
 from hybridtf.mixers.tiled_attention import TiledAttention, TiledAttentionConfig
+from hybridtf.mixers.titans import Titans, TitansConfig
 from hybridtf.mixers.ttt import TTTLinear, TTTLinearConfig
 
 __all__ = [
@@ -113,7 +114,7 @@ __all__ = [
     "RebasedConfig", "Recurrent", "RecurrentConfig", "RelativeAttention", "RelativeAttentionConfig", "RetNet", "RetNetConfig",
     "S4Config", "S4DConfig", "S5Config", "SLSTMConfig", "SimpleGLA", "SimpleGLAConfig", "StateSpace", "StickBreaking",
     "StickBreakingConfig", "StridedSparse", "StridedSparseConfig", "TTTLinear", "TTTLinearConfig", "TalkingHeads",
-    "TalkingHeadsConfig", "TiledAttention", "TiledAttentionConfig",
+    "TalkingHeadsConfig", "TiledAttention", "TiledAttentionConfig", "Titans", "TitansConfig",
 ]
 
 
@@ -184,6 +185,7 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         S4DConfig,
         H3Config,
         HyenaConfig,
+        TitansConfig,
         TTTLinearConfig,
         MesaConfig,
         LightNetConfig,

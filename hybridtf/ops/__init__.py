@@ -27,6 +27,7 @@ from hybridtf.ops import (
     state_space,
     stick_breaking,
     talking_attention,
+    titans,
     ttt,
     wkv,
 )
@@ -52,6 +53,7 @@ def hybridtf_kernels() -> Sequence[Kernel]:
         *gated_delta_rule.KERNELS,
         *long_conv.KERNELS,
         *state_space.KERNELS,
+        *titans.KERNELS,
         *ttt.KERNELS,
         *mesa.KERNELS,
         *gather_attention.KERNELS,
@@ -78,6 +80,7 @@ def hybridtf_op_cases() -> Sequence[OpCase]:
         *rnn.CASES,
         *short_conv.CASES,
         *talking_attention.CASES,
+        *titans.CASES,
         *ttt.CASES,
         *mesa.CASES,
         *gather_attention.CASES,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hybridtf.core.segments import Segments
 from hybridtf.ops.documents import mask_pads, state_dtype
+from hybridtf.ops.mini_batches import places
 from hybridtf.ops.span_op import Call, chunks_at_once, span_op
 from hybridtf.ops.ttt.shapes import State, check, start_state
 from hybridtf.ops.ttt.spans import span
@@ -32,7 +33,7 @@ def ttt_linear_chunked(
     with torch.autocast(v.device.type, enabled=False):
         if v.shape[1] == 1:
             return _one(q, k, v, lr, fixed, eps, state, segments)
-        place = _places(v, len(scale), state["n"], segments)
+        place = places(v, len(scale), state["n"], segments)
         # Known without a look at the data: every row's mini-batches begin where those of all others do.
         aligned = initial_state is None and segments is None
         y, last = _op(
@@ -41,13 +42,6 @@ def ttt_linear_chunked(
         )
         n = state["n"] + v.shape[1] if segments is None else segments.new_length(state["n"])
         return y, {"W": last[0], "dW": last[1], "n": n % len(scale)}
-
-
-def _places(v: Tensor, m: int, before: Tensor, segments: Segments | None) -> Tensor:
-    """(b t) the place of each token in its mini-batch."""
-    if segments is not None:
-        return segments.positions(before) % m
-    return (torch.arange(v.shape[1], device=v.device) + before[:, None]) % m
 
 
 def _one(

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hybridtf.ops.mini_batches import Numbers, in_chunks, numbers
 from hybridtf.ops.span_op import Call, States
 from hybridtf.ops.ttt.norm import fused_loss_gradient
 
@@ -96,13 +97,13 @@ def _mixed(x: Chunk, on: Mixed, W: Tensor, dW: Tensor, eps: float) -> tuple[Tens
 def _load(call: Call, dtype: torch.dtype) -> tuple[Chunk, Mixed | None]:
     """The chunks of a span, and what their tokens belong to (None: each chunk is a mini-batch)."""
     m, masks = call["scale"].shape[0], call.masks
-    q, k, v, lr, rate = (_chunks(call[name].to(dtype), m) for name in ("q", "k", "v", "lr", "rate"))
+    q, k, v, lr, rate = (in_chunks(call[name].to(dtype), m) for name in ("q", "k", "v", "lr", "rate"))
     number, together = None, torch.ones(m, m, dtype=torch.bool, device=q.device)
     if not call["aligned"]:
         one = torch.ones_like(call["place"], dtype=torch.bool)
-        real, starts = (_chunks(x, m) for x in ((one, ~one) if masks is None else (masks.real, masks.starts)))
+        real, starts = (in_chunks(x, m) for x in ((one, ~one) if masks is None else (masks.real, masks.starts)))
         q, k, v, lr = (x.masked_fill(~real.view(*real.shape, *[1] * (x.ndim - 3)), 0) for x in (q, k, v, lr))
-        number = _numbers(_chunks(call["place"].detach(), m), real, starts, m)
+        number = numbers(in_chunks(call["place"].detach(), m), real, starts, m)
         together = (number.of[..., :, None] == number.of[..., None, :])[:, :, None]
     q, k, v = (x.transpose(2, 3) for x in (q, k, v))
     lr, rate = lr.transpose(2, 3)[..., None], rate[:, :, None, :, None]
@@ -116,29 +117,6 @@ def _load(call: Call, dtype: torch.dtype) -> tuple[Chunk, Mixed | None]:
     chunks = (q, k, q @ start, k @ start, goal, square, taught.mT, pairs)
     mixed = None if number is None else _mixture(number, q, k, taught, rate, call["scale"][-1])
     return Chunk(*(x.flatten(1, 2) for x in chunks)), mixed
-
-
-def _chunks(x: Tensor, m: int) -> Tensor:
-    """(b t ...) to (c b l ...), filled up with zeros."""
-    t = x.shape[1]
-    whole: Tensor = F.pad(x, [0, 0] * (x.ndim - 2) + [0, -t % m]).unflatten(1, (-(-t // m), m))
-    return whole.transpose(0, 1)
-
-
-class Numbers(NamedTuple):
-    """The mini-batches of a chunk, counted from its first token's: 0, 1, ..."""
-
-    of: Tensor  # (c b l): each token's; a pad's is that of the token before it
-    carried: Tensor  # (c b l): it is of the state's document
-    ends: Tensor  # (c b l): the token is its mini-batch's last
-    keeps: Tensor  # (c b 1)
-
-
-def _numbers(place: Tensor, real: Tensor, starts: Tensor, m: int) -> Numbers:
-    ahead = real & (real.cumsum(-1) == 1)
-    of = (real & (place == 0) & ~ahead).cumsum(-1)
-    keeps = ~(starts & ahead).any(-1, keepdim=True)
-    return Numbers(of, keeps & (starts.cumsum(-1) == 0), real & (place == m - 1), keeps)
 
 
 def _mixture(x: Numbers, q: Tensor, k: Tensor, taught: Tensor, rate: Tensor, scale: Tensor) -> Mixed:
