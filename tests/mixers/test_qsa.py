@@ -140,11 +140,15 @@ def test_a_position_that_depends_on_the_length_tells_blocks_that_of_their_docume
     small = {"n_heads": 2, "head_dim": 4, "index_n_heads": 8, "index_head_dim": 4, "index_topk": 4}
     mixer = build(IndexedAttentionConfig(**small, index_pool=2, index_pooling="mean", index_position=dynamic))
     x, docs = torch.randn(2, 36, D, dtype=F64), Segments.from_lengths([[6, 30], [12, 24]])
-    packed = mixer(x, segments=docs)[0]
+    packed, _, extras = mixer(x, segments=docs)
+    total = 0.0
     for row in range(2):
         for i in (1, 2):
             at = docs.ids[row] == i
-            torch.testing.assert_close(packed[row, at], mixer(x[row : row + 1, at])[0][0], rtol=0, atol=1e-12)
+            alone, _, more = mixer(x[row : row + 1, at])
+            torch.testing.assert_close(packed[row, at], alone[0], rtol=0, atol=1e-12)
+            total = total + more.losses["indexer_kl"][0]
+    torch.testing.assert_close(extras.losses["indexer_kl"][0], total, rtol=0, atol=1e-11)
 
 
 def test_the_preset_needs_a_block_and_keeps_its_form():
