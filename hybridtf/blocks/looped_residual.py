@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from hybridtf.blocks.attention_residual import AttentionResidual, GroupsConfig
-from hybridtf.core import BlockOutput, BuildContext, Context, Edges, Segments, State
+from hybridtf.core import BlockOutput, BuildContext, Context, Edges, EdgeSpec, Segments, State
 from hybridtf.nn import DepthAttention, MessageGate, group_sum, group_sums
 
 
@@ -43,11 +43,6 @@ class LoopedResidualConfig(GroupsConfig):
     def tiny(cls) -> Self:
         return super().tiny().model_copy(update={"gate_rank": 3})
 
-    def edge_shapes(self, d_model: int) -> dict[str, tuple[int, ...]]:
-        """What the edges must look like after (b, t)."""
-        names = (start_of(self.loop), *(told_by(self.loop, i) for i in range(2)), *(group_sum(i) for i in range(3)))
-        return dict.fromkeys(names, (d_model,))
-
     def build(self, ctx: BuildContext) -> LoopedResidual:
         return LoopedResidual(self, ctx)
 
@@ -67,6 +62,7 @@ class LoopedResidual(AttentionResidual):
 
     def __init__(self, config: LoopedResidualConfig, ctx: BuildContext) -> None:
         super().__init__(config, ctx)
+        self.d_model = ctx.d_model
         self.loop, self.first, self.n_before = config.loop, config.first, len(self.reads)
         start = start_of(config.loop)
         if config.first:
@@ -89,6 +85,11 @@ class LoopedResidual(AttentionResidual):
             raise ctx.error(
                 f"a loop begins with a group, and layer {ctx.layer_idx} is inside one: group_size = {config.group_size}"
             )
+
+    def edge_specs(self) -> dict[str, EdgeSpec]:
+        told = (told_by(self.loop, i) for i in range(2))
+        names = {*self.reads, *self.writes, *self.reads_again, start_of(self.loop), *told}
+        return {**super().edge_specs(), **dict.fromkeys(names, EdgeSpec((self.d_model,)))}
 
     def sums_before(self, ctx: BuildContext) -> tuple[str, ...]:
         return super().sums_before(ctx) or (group_sum(0),)

@@ -26,6 +26,7 @@ from hybridtf.core import (
     ConfigError,
     Context,
     Edges,
+    EdgeSpec,
     NormConfig,
     Segments,
     State,
@@ -77,10 +78,6 @@ class InjectConfig(EdgeBlockConfig):
     def tiny(cls) -> Self:
         return cls(edge="embedding")
 
-    def edge_shapes(self, d_model: int) -> dict[str, tuple[int, ...]]:
-        """What the edge must look like after (b, t)."""
-        return {self.edge: (d_model,)}
-
     def build(self, ctx: BuildContext) -> Inject:
         return Inject(self, ctx)
 
@@ -90,11 +87,14 @@ class EdgeBlock(Block):
 
     def __init__(self, config: EdgeBlockConfig, ctx: BuildContext) -> None:
         super().__init__()
-        self.edge, self.where = config.edge, ctx.where
+        self.edge, self.where, self.d_model = config.edge, ctx.where, ctx.d_model
         self.norm = None if config.norm is None else config.norm.build(ctx.child("norm"))
 
     def parts(self) -> dict[str, Any]:
         return {}
+
+    def edge_specs(self) -> dict[str, EdgeSpec]:
+        return {self.edge: EdgeSpec((self.d_model,))}
 
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         return {}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from torch import Tensor
 
-from hybridtf.core import BuildContext, ChannelMixer, ChannelMixerConfig, Component, State, active
+from hybridtf.core import BuildContext, ChannelMixer, ChannelMixerConfig, Component, EdgeSpec, State, active
 from hybridtf.nn import LoraOptions, merge_low_rank
 
 
@@ -36,6 +37,9 @@ class LoraChannelMixer(ChannelMixer):
         config.apply_to(part, ctx)
         self.cannot, self.losses_cannot, self.reads, self.writes = part.cannot, part.losses_cannot, part.reads, part.writes
         self.losses, self.takes, self.uses_max_len = part.losses, part.takes, part.uses_max_len
+
+    def edge_specs(self) -> Mapping[str, EdgeSpec]:
+        return self.channel_mixer.edge_specs()
 
     def unread(self, edges: frozenset[str]) -> None:
         self.channel_mixer.unread(edges)

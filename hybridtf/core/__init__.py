@@ -14,6 +14,7 @@ from hybridtf.core.contracts import (
     ChannelMixerConfig,
     Context,
     Edges,
+    EdgeSpec,
     Extras,
     Head,
     HeadConfig,
@@ -99,7 +100,7 @@ from hybridtf.core.states import (
 __all__ = [
     "DTYPES", "KINDS", "LAWS", "NO_DECAY", "PHASES", "AdaptersConfig", "BiasPosition", "Block", "BlockConfig", "BlockOutput",
     "BuildContext", "ChannelMixer", "ChannelMixerConfig", "CheckpointError", "Combinator", "Component", "ComponentConfig",
-    "ConfigError", "ConfigTable", "Context", "DataError", "Edges", "Extras", "Fixed", "Gathered", "Growing", "Head",
+    "ConfigError", "ConfigTable", "Context", "DataError", "EdgeSpec", "Edges", "Extras", "Fixed", "Gathered", "Growing", "Head",
     "HeadConfig", "HybridTFError", "Init", "InputPosition", "Kernel", "KernelError", "KernelRequest", "KernelSet", "Law",
     "LengthError", "Losses", "ModelConfig", "NonFiniteError", "Norm", "NormConfig", "OneOf", "OpCase", "OpInputs", "OpKernel",
     "OwnClock", "ParamSpec", "Phase", "PluginError", "Position", "PositionConfig", "Preset", "ProjectionPaths",

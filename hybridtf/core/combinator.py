@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from hybridtf.core.config import BuildContext
-from hybridtf.core.contracts import Context, Edges, Extras, Law, SequenceMixer
+from hybridtf.core.contracts import Context, Edges, EdgeSpec, Extras, Law, SequenceMixer
 from hybridtf.core.errors import ConfigError
 from hybridtf.core.segments import Segments
 from hybridtf.core.states import State
@@ -36,7 +36,7 @@ class Combinator(SequenceMixer):
     def adopt(self, parts: Mapping[str, SequenceMixer], where: str = "") -> None:
         """Take mixers as children of these names, with what they ask of their user.
 
-        Raises :class:`ConfigError` where two of them write one edge.
+        Raises :class:`ConfigError` where two of them write one edge, or say different things of one.
         """
         self.names = tuple(parts)
         for name, part in parts.items():
@@ -48,6 +48,10 @@ class Combinator(SequenceMixer):
         for edge in self.writes:
             if self.writes.count(edge) > 1:
                 raise ConfigError(f"{where}: two of its mixers write the edge {edge!r}")
+        for edge, spec in self.edge_specs().items():
+            for other in (part.edge_specs().get(edge, spec) for part in mixers):
+                if other != spec:
+                    raise ConfigError(f"{where}: of its mixers one has the edge {edge!r} as {other}, another as {spec}")
         self.takes = tuple(name for name in mixers[0].takes if all(name in part.takes for part in mixers))
         self.uses_max_len = any(part.uses_max_len for part in mixers)
         self.causal_only = any(part.causal_only for part in mixers)
@@ -62,6 +66,8 @@ class Combinator(SequenceMixer):
             asked = [*self.reads, *self.writes] or "a context"
             what = "edges" if context else "edges or a context"
             raise ctx.error(f"{name!r} holds mixers of one sequence, and not one with {what}: {asked}")
+    def edge_specs(self) -> Mapping[str, EdgeSpec]:
+        return {name: spec for part in self.parts().values() for name, spec in part.edge_specs().items()}
 
     def unread(self, edges: frozenset[str]) -> None:
         parts = self.parts().values()

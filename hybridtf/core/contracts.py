@@ -12,14 +12,15 @@ Axes: b batch, t time, d d_model.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
+import torch
 from jaxtyping import Float
 from pydantic import AfterValidator, Field
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from hybridtf.core.config import BuildContext, ComponentConfig, ConfigTable
 from hybridtf.core.segments import Segments
@@ -33,6 +34,21 @@ Edges: TypeAlias = Mapping[str, Tensor]
 
 Losses: TypeAlias = Mapping[str, tuple[Tensor, Tensor]]
 """Auxiliary losses by name, each as (sum, count) over real tokens, so that they reduce rightly over batches and ranks."""
+
+
+@dataclass(frozen=True)
+class EdgeSpec:
+    """How an edge looks: (b t *shape), of one dtype."""
+
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype | None = None
+    """None: floats, as x is. Any other dtype carries no gradient."""
+    draw: Callable[[Generator, int, int], Tensor] | None = field(default=None, compare=False)
+    """``draw(generator, b, t)``: an example, where normal numbers are none. Needed with a dtype; column t of it belongs to
+    token t."""
+
+    def __str__(self) -> str:
+        return f"(b t{''.join(f' {size}' for size in self.shape)}){'' if self.dtype is None else f' {self.dtype}'}"
 
 
 class Extras(NamedTuple):
@@ -86,6 +102,11 @@ class _Part(nn.Module, ABC):
     def extra_results(self) -> bool:
         """The component returns a third value, :class:`Extras`."""
         return bool(self.writes or self.losses)
+
+    def edge_specs(self) -> Mapping[str, EdgeSpec]:
+        """How the edges look that the component reads or writes, by name; none of those that a stem writes. The composer
+        refuses a reader of something else than what was written, and the kit draws what is read from it."""
+        return {}
 
     def unread(self, edges: frozenset[str]) -> None:
         """Told once, when all layers of a stack stand and before parameters are filled: which of its edges no layer reads.
@@ -173,6 +194,10 @@ class Block(nn.Module, ABC):
 
     gives: tuple[str, ...] = ()
     """Edges that the block makes for its own parts and hands to nobody else. May be set by an instance."""
+
+    def edge_specs(self) -> Mapping[str, EdgeSpec]:
+        """How the edges look that the block itself reads or writes, as of any component."""
+        return {}
 
     @abstractmethod
     def parts(self) -> dict[str, _Part]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
-from hybridtf.mixers import attention, compressed_attention, forgetting_attention, relative_attention
+from hybridtf.mixers import attention, compressed_attention, forgetting_attention, indexed_attention, relative_attention
 from hybridtf.mixers.attention import Attention, AttentionConfig
 from hybridtf.mixers.bidirectional import Bidirectional, BidirectionalConfig
 from hybridtf.mixers.bigbird import BigBird, BigBirdConfig
@@ -193,6 +193,7 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         IndexedMLAConfig,
         CompressedAttentionConfig,
         *compressed_attention.PRESETS,
+        *indexed_attention.PRESETS,
         NSAConfig,
         ForgettingAttentionConfig,
         *forgetting_attention.PRESETS,

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from hybridtf.core import BuildContext, Component, ConfigError, Edges, NormConfig, ParamSpec, Preset, Segments, init
+from hybridtf.core import BuildContext, Component, ConfigError, Edges, EdgeSpec, NormConfig, ParamSpec, Preset, Segments, init
 from hybridtf.nn import HeadsConfig, HeadsMixer, Held
 
 VALUES = "attention_values"
@@ -53,10 +53,6 @@ class AttentionConfig(HeadsConfig):
     0.5 (https://arxiv.org/abs/2410.17897). ``auto``: the first such layer of the stack is the first, and the others are later
     ones; ``first``, ``later``: by name."""
 
-    def edge_shapes(self, d_model: int) -> dict[str, tuple[int, ...]]:
-        """Of the first layer's values, after (b, t)."""
-        return {VALUES: (self.kv_heads, self.head_dim or d_model // self.n_heads)}
-
     @classmethod
     def tiny(cls) -> Self:
         return cls(n_heads=4, n_kv_heads=2, head_dim=6)
@@ -92,6 +88,9 @@ class Attention(HeadsMixer):
         if self.value_mix is not None:
             specs["value_mix"] = ParamSpec("state", init.constant(0.5))
         return {**specs, "sinks": ParamSpec("state", init.normal(0.02))} if self.sinks is not None else specs
+
+    def edge_specs(self) -> dict[str, EdgeSpec]:
+        return {VALUES: EdgeSpec((self.n_kv_heads, self.head_dim))} if self.reads or self.writes else {}
 
     def exchange(self, held: Held, edges: Edges, segments: Segments | None) -> tuple[Held, Edges]:
         if self.value_mix is None:

@@ -361,6 +361,7 @@ def _rope(config: CompressedAttentionConfig, ctx: BuildContext) -> Rope | None:
 PRESETS = (
     Preset("compressed_sparse_attention", "compressed_attention"),
     Preset(
-        "heavily_compressed_attention", "compressed_attention", {"overlap": False, "index_top_k": 0}, requires=("compress_rate",)
+        "heavily_compressed_attention", "compressed_attention", {"overlap": False, "index_top_k": 0},
+        requires=("compress_rate",),
     ),
 )

@@ -1,4 +1,5 @@
-"""``indexed_attention`` and ``indexed_mla``: DeepSeek Sparse Attention (DeepSeek-V3.2, https://arxiv.org/abs/2512.02556).
+"""``indexed_attention`` and ``indexed_mla``: DeepSeek Sparse Attention (DeepSeek-V3.2, https://arxiv.org/abs/2512.02556), and
+kin.
 
     I_tj = sum_i w_ti relu(q_ti . k_j) / sqrt(d_i n_i)       q: n_i heads, of x_t or of the queries' latent; k_j: one key
     C_t  = the ``index_top_k`` tokens j <= t with the highest I_tj;    y_t = out( softmax attention of every head to C_t )
@@ -8,7 +9,13 @@ the attention's own weight on C_t, summed over heads and made to sum to 1. With 
 and the loss the published one of the dense warm-up. Published code turns the indexer's queries and keys by a Hadamard matrix
 for 8-bit numbers; that changes no product and is left out. With ``index_pool`` whole blocks of tokens are scored and chosen,
 and the open block is always seen (GLM-5-Next: ``indexed_mla`` without positions, index_pool 4); the loss is then over chosen
-blocks. Scores take t^2, attention t * index_top_k.
+blocks. The preset ``qsa`` is Qwen4's: gated attention in heads, whose indexer's keys are averaged over a block, then normed and
+told the position of its first token; heads of the indexer are added up without weights. Scores take t^2, attention
+t * index_top_k.
+
+A choice can serve several layers (``index_choice``: GLM-5's "full" and "shared" indexers, https://arxiv.org/abs/2603.12201).
+One with ``write`` hands it on as the edge ``indexer_choice``; those with ``read`` have no indexer, nor its keys, nor its loss.
+The writer is taught by its own attention alone.
 
 Axes: b batch, t time, s held tokens, d d_model, h heads, n choices, r kv_lora_rank + qk_rope_head_dim.
 """
@@ -19,9 +26,9 @@ from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
-from hybridtf.core import BuildContext, Component, NormConfig, raw_weight
+from hybridtf.core import BuildContext, Component, NormConfig, Preset, raw_weight
 from hybridtf.nn import HeadsConfig, HeadsMixer, IndexedConfig, IndexedMixer, LatentConfig, LatentMixer
 from hybridtf.ops.block_sparse_attention import Held
 
@@ -35,6 +42,8 @@ class IndexedAttentionConfig(IndexedConfig, HeadsConfig):
 
     qk_norm: Component[NormConfig] | None = None
     """A norm of each head's queries and keys, before positions."""
+    output_gate: bool = False
+    """Multiplies the heads' output by sigmoid(gate_proj(x)) before ``out_proj``."""
     qkv_bias: bool = False
     out_bias: bool = False
 
@@ -47,17 +56,23 @@ class IndexedAttentionConfig(IndexedConfig, HeadsConfig):
 
 
 class IndexedAttention(IndexedMixer, HeadsMixer):
-    """See :class:`IndexedAttentionConfig`. Its state is a ``Growing`` of keys, values and the indexer's keys."""
+    """See :class:`IndexedAttentionConfig`. Its state is a ``Growing`` of keys, values and the indexer's keys; with blocks, the
+    tokens of the open one and the keys of complete ones lie beside it."""
 
     def __init__(self, config: IndexedAttentionConfig, ctx: BuildContext) -> None:
         HeadsMixer.__init__(
             self, config, ctx, qkv_bias=config.qkv_bias, out_bias=config.out_bias, qk_norm=config.qk_norm, sites=("qk",)
         )
         self.config = config
+        inner = config.n_heads * self.head_dim
+        self.gate_proj = nn.Linear(ctx.d_model, inner, bias=config.qkv_bias, **ctx.factory) if config.output_gate else None
         self.add_indexer(config, ctx, ctx.d_model, config.index_head_dim)
 
     def held_shapes(self) -> dict[str, tuple[int, ...]]:
         return {**HeadsMixer.held_shapes(self), **self.index_shapes()}
+
+    def queries(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self.q_proj(x), None if self.gate_proj is None else self.gate_proj(x)
 
     def look(self, q: Tensor, held: Held, index: Tensor) -> tuple[Tensor, Tensor]:
         k, v = held.data["k"].to(q.dtype), held.data["v"].to(q.dtype)
@@ -114,3 +129,13 @@ class IndexedMLA(IndexedMixer, LatentMixer):
         values = latent[..., : self.config.kv_lora_rank]
         y, mass = self.attention(q, latent[:, :, None], values[:, :, None], index, held.places, **options)
         return torch.einsum("bthr,hvr->bthv", y, of_values), mass
+
+
+UNIT_NORM = {"type": "rms_norm", "unit_offset": True}
+
+PRESETS = (
+    Preset("qsa", "indexed_attention", {
+        "output_gate": True, "qk_norm": UNIT_NORM, "index_pooling": "mean", "index_weights": False, "index_q_norm": UNIT_NORM,
+        "index_k_norm": UNIT_NORM,
+    }, requires=("index_pool",)),
+)

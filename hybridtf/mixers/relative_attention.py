@@ -31,6 +31,7 @@ from hybridtf.core import (
     BuildContext,
     Context,
     Edges,
+    EdgeSpec,
     ParamSpec,
     Preset,
     Segments,
@@ -106,10 +107,6 @@ class RelativeAttentionConfig(HeadCountsConfig):
     def build(self, ctx: BuildContext) -> RelativeAttention:
         return RelativeAttention(self, ctx)
 
-    def edge_shapes(self, d_model: int) -> dict[str, tuple[int, ...]]:
-        """What the edges must look like after (b, t)."""
-        return dict.fromkeys((KEY_INPUT, VALUE_INPUT), (d_model,))
-
 
 class _KeysValues(NamedTuple):
     """Of a call's tokens, each (b t g k)."""
@@ -163,6 +160,9 @@ class RelativeAttention(HeldHeads):
 
     def param_specs(self) -> dict[str, ParamSpec]:
         return {**super().param_specs(), "rel_bank": ParamSpec("matrix", init.normal(0.02))}
+
+    def edge_specs(self) -> dict[str, EdgeSpec]:
+        return dict.fromkeys(self.reads, EdgeSpec((self.q_proj.in_features,)))
 
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         state: dict[str, State] = {"held": super().init_state(batch_size, max_len), **self._carried(batch_size)}

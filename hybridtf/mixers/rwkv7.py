@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from hybridtf.core import (
     BuildContext,
     Edges,
+    EdgeSpec,
     Extras,
     Fixed,
     ParamSpec,
@@ -76,10 +77,6 @@ class RWKV7Config(SequenceMixerConfig):
 
     def build(self, ctx: BuildContext) -> RWKV7:
         return RWKV7(self, ctx)
-
-    def edge_shapes(self, d_model: int) -> dict[str, tuple[int, ...]]:
-        """The first layer's values, as wide as the model."""
-        return {FIRST_VALUES: (d_model,)}
 
     def ranks(self, d_model: int) -> dict[str, int]:
         """Widths of the four low-rank projections."""
@@ -149,6 +146,9 @@ class RWKV7(RecurrentMixer):
             bound = size * width**-0.5
             specs[f"{name}.weight"] = ParamSpec("matrix", init.uniform(-bound, bound))
         return specs
+
+    def edge_specs(self) -> dict[str, EdgeSpec]:
+        return {FIRST_VALUES: EdgeSpec((self.r_proj.in_features,))} if self.reads or self.writes else {}
 
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         shapes = {"S": (self.n_heads, self.config.head_dim, self.config.head_dim)}

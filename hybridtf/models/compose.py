@@ -18,6 +18,7 @@ from hybridtf.core import (
     ConfigError,
     Context,
     Edges,
+    EdgeSpec,
     Losses,
     Segments,
     State,
@@ -151,23 +152,38 @@ def build_stack(
             f"block {unused[0]!r} is used by no layer of the pattern {print_pattern(layers)!r}; use it or take it out"
         )
     stack = Stack(layers, blocks, ctx, edges=edges, merge=merge)
-    written = set(edges)
+    written: dict[str, EdgeSpec | None] = dict.fromkeys(edges)
     for i, (name, block) in enumerate(zip(layers, stack.blocks(), strict=True)):
         here = f"{ctx.where}.blocks.{name}"
         _check_reads(block, here, i, written)
         for part_name, part in block.parts().items():
             if getattr(part, "needs_context", False) and not context:
                 raise ConfigError(f"{here}.{part_name}: layer {i} looks at a context, and this model has none to give")
-            _check_reads(part, f"{here}.{part_name}", i, written | set(block.gives))
-            written.update(part.writes)
-        written.update(block.writes)
+            _check_reads(part, f"{here}.{part_name}", i, written, block.gives)
+            written.update(_said_of_written(part))
+        written.update(_said_of_written(block))
     return stack
 
 
-def _check_reads(part: Any, where: str, layer: int, written: set[str]) -> None:
+def _said_of_written(part: Any) -> dict[str, EdgeSpec | None]:
+    said = part.edge_specs()
+    return {edge: said.get(edge) for edge in part.writes}
+
+
+def _check_reads(
+    part: Any, where: str, layer: int, written: Mapping[str, EdgeSpec | None], given_by_block: tuple[str, ...] = ()
+) -> None:
+    said = part.edge_specs()
     for edge in part.reads:
+        if edge in given_by_block:
+            continue
         if edge not in written:
             raise ConfigError(
                 f"{where}: layer {layer} reads the edge {edge!r}, which no earlier component writes. "
                 f"{known_names(edge, written)}"
+            )
+        wanted, given = said.get(edge), written[edge]
+        if wanted is not None and given is not None and wanted != given:
+            raise ConfigError(
+                f"{where}: layer {layer} reads the edge {edge!r} as {wanted}, and the last one to write it has it as {given}"
             )

@@ -18,7 +18,8 @@ from hybridtf.nn.head_projections import GroupedHeadsConfig, HeadCountsConfig, H
 from hybridtf.nn.heads_mixer import HeadsConfig, HeadsMixer
 from hybridtf.nn.hippo import diagonal_hippo, hippo_legs
 from hybridtf.nn.implicit_filter import ImplicitFilter
-from hybridtf.nn.indexed_mixer import IndexedConfig, IndexedMixer
+from hybridtf.nn.indexed_mixer import IndexedMixer
+from hybridtf.nn.indexer import IndexedConfig
 from hybridtf.nn.latent_mixer import LatentConfig, LatentMixer
 from hybridtf.nn.limits import PositiveRange, PowerOfTwo
 from hybridtf.nn.linear_heads import LinearHeads, Written, head_count, head_width, retention_log_decay

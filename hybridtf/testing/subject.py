@@ -18,6 +18,7 @@ from hybridtf.core import (
     BuildContext,
     ComponentConfig,
     Context,
+    EdgeSpec,
     QueryKeyPosition,
     Segments,
     State,
@@ -178,9 +179,9 @@ class Subject:
             shapes = {"qk": (2, self.d_model), "bias": (6,), "input": (self.d_model,)}
             return Inputs(randn(b, t, *shapes[str(module.site)]), {"positions": torch.arange(t).expand(b, t)})
         edges = {}
-        for name, shape in self._edge_shapes(module).items():
-            ids = torch.randint(0, VOCAB, (b, t), generator=generator)
-            edges[name] = ids if name == "token_ids" else randn(b, t, *shape)
+        for name, spec in self._edge_specs(module).items():
+            drawn = randn(b, t, *spec.shape) if spec.draw is None else spec.draw(generator, b, t)
+            edges[name] = _as_told(name, drawn, spec)
         streams = getattr(module, "n_streams", 1)
         x = randn(b, t, *((streams,) if streams > 1 else ()), self.d_model)
         context = None
@@ -188,17 +189,13 @@ class Subject:
             context = Context(randn(b, 5, self.d_model), None)
         return Inputs(x, edges, context)
 
-    def _edge_shapes(self, module: nn.Module) -> dict[str, tuple[int, ...]]:
-        known: dict[str, tuple[int, ...]] = {"token_ids": (), "embedding": (self.d_model,)}
-        own = getattr(self.config, "edge_shapes", None)
-        if own is not None:
-            known |= dict(own(self.d_model))
-        unknown = [name for name in self.reads(module) if name not in known]
-        if unknown:
-            raise ContractError(
-                f"reads the edges {unknown}, whose shape the kit cannot know: give the config a method "
-                "edge_shapes(d_model) -> {name: shape after (b, t)}"
-            )
+    def _edge_specs(self, module: nn.Module) -> dict[str, EdgeSpec]:
+        known = {"token_ids": _IDS, "embedding": EdgeSpec((self.d_model,)), **edge_specs(module)}
+        for name in self.reads(module):
+            if name not in known:
+                raise ContractError(f"reads the edge {name!r}, and does not say in edge_specs() how it looks")
+            if known[name].dtype is not None and known[name].draw is None:
+                raise ContractError(f"edge_specs(): the edge {name!r} of {known[name].dtype} needs an example, draw")
         return {name: known[name] for name in self.reads(module)}
 
     # -- calling -----------------------------------------------------------------------------------------------------
@@ -252,6 +249,27 @@ def max_len_counts(module: nn.Module) -> bool:
     return any(getattr(part, "uses_max_len", False) for part in module.modules())
 
 
+def _drawn_ids(generator: torch.Generator, b: int, t: int) -> Tensor:
+    return torch.randint(0, VOCAB, (b, t), generator=generator)
+
+
+_IDS = EdgeSpec((), torch.int64, _drawn_ids)
+
+
+def edge_specs(module: Any) -> dict[str, EdgeSpec]:
+    """What a component, and the parts of a block, say of the edges that they read or write."""
+    parts = module.parts().values() if isinstance(module, Block) else ()
+    return {name: spec for part in (*parts, module) if hasattr(part, "edge_specs") for name, spec in part.edge_specs().items()}
+
+
+def _as_told(name: str, edge: Tensor, spec: EdgeSpec) -> Tensor:
+    """The edge, if it looks as its component says."""
+    right = edge.is_floating_point() if spec.dtype is None else edge.dtype == spec.dtype
+    if tuple(edge.shape[2:]) != spec.shape or not right:
+        raise ContractError(f"edge_specs(): the edge {name!r} is said to be {spec}, and is {edge.dtype} {tuple(edge.shape)}")
+    return edge
+
+
 def _unpack(module: Any, out: Any) -> Outcome:
     wants = 3 if getattr(module, "extra_results", bool)() else 2
     if not isinstance(out, tuple) or len(out) != wants:
@@ -262,6 +280,9 @@ def _unpack(module: Any, out: Any) -> Outcome:
     for said, given, word in ((module.writes, extras.edges, "writes"), (module.losses, extras.losses, "losses")):
         if set(said) != set(given):
             raise ContractError(f"declares {word} = {sorted(said)} but returns {sorted(given)}")
+    for name, spec in edge_specs(module).items():
+        if name in extras.edges:
+            _as_told(name, extras.edges[name], spec)
     return Outcome(out[0], out[1], extras.edges, extras.losses)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from hybridtf.core import ConfigError, active, leaves, map_state
 from hybridtf.testing.compare import row_tensors
-from tests.field.layers import F64, every, mixer, same, solo
+from tests.field.layers import CHOOSE, F64, every, mixer, same, solo
 
 
 def held(state) -> list[torch.Tensor]:
@@ -26,10 +26,6 @@ def filled(state, values):
     return map_state(lambda leaf: leaf._rebuild(lambda t: next(rest) if t.is_floating_point() else t), state)
 
 
-CHOOSE = ("moba", "nsa")
-"""Mixers whose last part of the state only chooses what is read, and passes no gradient."""
-
-
 @every
 def test_final_and_initial_states_carry_gradients(name):
     layer = mixer(name, "cut", d_model=8)
@@ -44,7 +40,7 @@ def test_final_and_initial_states_carry_gradients(name):
     def run(x, *start):
         y, state = layer(x, state=filled(warm, start))
         found = [y, *held(state)]
-        return tuple(found[:-1] if name in CHOOSE else found)
+        return tuple(found[:-1] if name in CHOOSE else found)  # the last part of their state only chooses
 
     assert torch.autograd.gradcheck(run, (x, *start), fast_mode=True)
 

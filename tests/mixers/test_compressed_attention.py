@@ -145,7 +145,8 @@ def by_hand(mixer, x):
 
 @pytest.mark.parametrize("topk", [2, 30])
 def test_the_indexer_is_taught_the_attentions_weights_and_nothing_else_is(topk):
-    mixer = build(config_of("compressed_sparse_attention", index_top_k=topk).model_copy(update={"position": NoPositionConfig()}))
+    config = config_of("compressed_sparse_attention", index_top_k=topk)
+    mixer = build(config.model_copy(update={"position": NoPositionConfig()}))
     x = torch.randn(1, 23, D, dtype=F64, requires_grad=True)
     y, _, extras = mixer(x)
     loss, count = extras.losses["indexer_kl"]

@@ -74,8 +74,11 @@ def test_in_a_model_the_first_layer_writes_and_the_others_read():
 def test_values_that_nobody_wrote_or_of_another_shape_are_refused():
     with pytest.raises(ConfigError, match="reads the edge 'attention_values', which no earlier component writes"):
         model("a*3")
-    with pytest.raises(ConfigError, match=r"have \(heads, width\) \(1, 4\), this layer's \(2, 4\)"):
-        model("f a*2", n_kv_heads=2)(torch.zeros(1, 3, dtype=torch.int64))
+    with pytest.raises(ConfigError, match=r"reads the edge 'attention_values' as \(b t 2 4\), .* has it as \(b t 1 4\)"):
+        model("f a*2", n_kv_heads=2)
+    x = torch.randn(1, 3, D, dtype=torch.float64)
+    with pytest.raises(ConfigError, match=r"have \(heads, width\) \(2, 4\), this layer's \(4, 4\)"):
+        build("later", n_kv_heads=4)(x, edges=build("first")(x)[2].edges)
 
 
 @pytest.mark.slow

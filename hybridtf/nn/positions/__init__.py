@@ -19,7 +19,7 @@ from hybridtf.nn.positions.scaling import (
     YarnScaling,
 )
 from hybridtf.nn.positions.sinusoidal import SinusoidalPosition, SinusoidalPositionConfig
-from hybridtf.nn.positions.told import token_positions, told
+from hybridtf.nn.positions.told import token_positions, told, told_at
 from hybridtf.nn.positions.xpos import XPos, XPosConfig
 
 __all__ = [
@@ -45,4 +45,5 @@ __all__ = [
     "YarnScaling",
     "token_positions",
     "told",
+    "told_at",
 ]

@@ -14,6 +14,7 @@ from hybridtf.core import (
     BuildContext,
     Context,
     Edges,
+    EdgeSpec,
     Extras,
     Segments,
     SequenceMixer,
@@ -48,6 +49,9 @@ class EdgesMixer(SequenceMixer):
     def __init__(self, ctx: BuildContext) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(ctx.d_model, ctx.d_model, **ctx.factory)
+
+    def edge_specs(self) -> dict[str, EdgeSpec]:
+        return {"double_gate": EdgeSpec((self.gate_proj.out_features,))}
 
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         return ()

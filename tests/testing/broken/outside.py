@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybridtf.core import Extras, Fixed, Kernel, Segments, State, always
+from hybridtf.core import EdgeSpec, Extras, Fixed, Kernel, Segments, State, always
 from hybridtf.testing.doubles import EdgesMixer, EmaMixer, MeshMixer, ema_matrix
 
 
@@ -53,6 +53,25 @@ class MeshTwice(MeshMixer):
         return (2 * y if self.group is not None else y), state
 
 
+class LiesAboutEdges(EdgesMixer):
+    def edge_specs(self) -> dict[str, EdgeSpec]:
+        return {"double_gate": EdgeSpec((2, 3))}
+
+
+class ReadsUntold(EdgesMixer):
+    reads = ("embedding", "trace")
+
+
+class NoExample(ReadsUntold):
+    def edge_specs(self) -> dict[str, EdgeSpec]:
+        return {"trace": EdgeSpec((2,), torch.int64)}
+
+
+class WrongExample(ReadsUntold):
+    def edge_specs(self) -> dict[str, EdgeSpec]:
+        return {"trace": EdgeSpec((2,), torch.int64, lambda generator, b, t: torch.zeros(b, t, 2))}
+
+
 class NoExtras(EdgesMixer):
     """Writes nothing of what it declares."""
 
@@ -89,6 +108,10 @@ BROKEN: dict[str, tuple[str, str]] = {
     "CompilesAgain": ("compile", "compiles again"),
     "WrongKernel": ("kernels", "kernel 'wrong' and the reference differ"),
     "MeshTwice": ("mesh", "on a mesh of one rank"),
+    "LiesAboutEdges": ("shape", "the edge 'double_gate' is said to be (b t 2 3), and is torch.float32 (2, 7, 16)"),
+    "ReadsUntold": ("shape", "reads the edge 'trace', and does not say in edge_specs() how it looks"),
+    "NoExample": ("shape", "the edge 'trace' of torch.int64 needs an example, draw"),
+    "WrongExample": ("shape", "the edge 'trace' is said to be (b t 2) torch.int64, and is torch.float32 (2, 7, 2)"),
     "NoExtras": ("shape", "declares writes"),
     "Rough": ("bf16", "far from float32"),
 }
