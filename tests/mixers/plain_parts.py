@@ -58,3 +58,8 @@ def espnet_s4() -> ModuleType:
     expression = lambda equation, *shapes: functools.partial(torch.einsum, equation)  # noqa: E731
     einsum = {"contract": torch.einsum, "contract_expression": expression}
     return peer("espnet2.asr.state_spaces.s4", opt_einsum=einsum, espnet={"__version__": ""})
+
+
+def published(sizes):
+    """Sizes of a latent attention under the names that transformers has for them."""
+    return {"v_head_dim" if name == "v_dim" else name: size for name, size in sizes.items()}

@@ -7,6 +7,7 @@ import torch
 
 from hybridtf.core import BuildContext, ConfigError, RecipeError, Segments
 from hybridtf.mixers import AttentionConfig, IndexedAttentionConfig, IndexedMLAConfig, MLAConfig
+from tests.mixers.plain_parts import published
 from tests.strict_float64 import StrictFloat64
 
 D, T, F64 = 12, 21, torch.float64
@@ -20,11 +21,6 @@ def build(config, **more):
         for i, p in enumerate(mixer.parameters()):
             p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i), dtype=F64) * 0.5)
     return mixer
-
-
-def published(sizes):
-    """As transformers says them."""
-    return {"v_head_dim" if name == "v_dim" else name: size for name, size in sizes.items()}
 
 
 def renamed(name):

@@ -19,7 +19,7 @@ def qsa(topk, pool, **more):
     rope = {"type": "rope"}
     return active()["mixers"].make({
         "type": "qsa", "n_heads": H, "n_kv_heads": G, "head_dim": HD, "index_n_heads": IH, "index_head_dim": IW,
-        "index_topk": topk, "index_pool": pool, "position": {**rope, "fraction": ROTATED / HD},
+        "index_top_k": topk, "index_pool": pool, "position": {**rope, "fraction": ROTATED / HD},
         "index_position": {**rope, "fraction": ROTATED / IW}, **more,
     })
 
@@ -128,7 +128,7 @@ def test_the_indexer_is_taught_over_blocks_of_averaged_keys():
 
 @pytest.mark.parametrize("pool", [2, 3])
 def test_the_kit_holds_pooled_forms(pool):
-    small = {"n_heads": 2, "n_kv_heads": 1, "head_dim": 4, "index_n_heads": 8, "index_head_dim": 4, "index_topk": 6}
+    small = {"n_heads": 2, "n_kv_heads": 1, "head_dim": 4, "index_n_heads": 8, "index_head_dim": 4, "index_top_k": 6}
     laws = ("shape", "cut", "segment", "causal", "gradients", "crop", "state_bytes", "finite", "dead_state")
     check_mixer(active()["mixers"].make({"type": "qsa", **small, "index_pool": pool}), laws=laws)
 
@@ -137,7 +137,7 @@ def test_a_position_that_depends_on_the_length_tells_blocks_that_of_their_docume
     dynamic = {"type": "rope", "scaling": {
         "type": "dynamic_ntk", "factor": 2.0, "original_max_len": 8, "mode": "running",
     }}
-    small = {"n_heads": 2, "head_dim": 4, "index_n_heads": 8, "index_head_dim": 4, "index_topk": 4}
+    small = {"n_heads": 2, "head_dim": 4, "index_n_heads": 8, "index_head_dim": 4, "index_top_k": 4}
     mixer = build(IndexedAttentionConfig(**small, index_pool=2, index_pooling="mean", index_position=dynamic))
     x, docs = torch.randn(2, 36, D, dtype=F64), Segments.from_lengths([[6, 30], [12, 24]])
     packed, _, extras = mixer(x, segments=docs)

@@ -9,16 +9,17 @@ from hybridtf.core import BuildContext, ConfigError, Segments
 from hybridtf.mixers import IndexedAttentionConfig, IndexedMLAConfig, MetaTokensConfig, ParallelMixersConfig
 from hybridtf.models import LanguageModelConfig
 from hybridtf.testing import check_mixer
+from tests.mixers.plain_parts import published
 from tests.strict_float64 import StrictFloat64
 
 D, T, F64 = 12, 21, torch.float64
-SIZES = {"q_lora_rank": 7, "kv_lora_rank": 9, "qk_nope_head_dim": 5, "v_head_dim": 3}
+SIZES = {"q_lora_rank": 7, "kv_lora_rank": 9, "qk_nope_head_dim": 5, "v_dim": 3}
 RENAMED = {
     "kv_a_proj_with_mqa": "kv_a_proj", "o_proj": "out_proj", "wq_b": "q_proj", "wk": "k_proj", "_layernorm": "_norm",
     "index_kpool_compress_ape": "gate_bias", "index_kpool_compress_gate": "gate_proj.weight",
 }
 HEADS = {"type": "indexed_attention", "n_heads": 4, "n_kv_heads": 2, "head_dim": 4}
-INDEX = {"index_n_heads": 8, "index_head_dim": 4, "index_topk": 6}
+INDEX = {"index_n_heads": 8, "index_head_dim": 4, "index_top_k": 6}
 
 
 def renamed(name):
@@ -66,12 +67,12 @@ def test_a_pair_equals_transformers(topk):
     module = pytest.importorskip("transformers.models.glm_moe_dsa.modeling_glm_moe_dsa")
     config = module.GlmMoeDsaConfig(
         hidden_size=D, num_attention_heads=3, num_key_value_heads=3, num_hidden_layers=2, index_n_heads=16, index_head_dim=6,
-        index_topk=topk, indexer_types=["full", "shared"], qk_rope_head_dim=4, **SIZES,
+        index_topk=topk, indexer_types=["full", "shared"], qk_rope_head_dim=4, **published(SIZES),
     )
     config._attn_implementation = "sdpa"
     theirs = [module.GlmMoeDsaAttention(config, i).double() for i in range(2)]
     ours, params = pair(IndexedMLAConfig(
-        n_heads=3, index_n_heads=16, index_head_dim=6, index_topk=topk, qk_rope_head_dim=4,
+        n_heads=3, index_n_heads=16, index_head_dim=6, index_top_k=topk, qk_rope_head_dim=4,
         index_position={"type": "rope", "interleaved": True}, **SIZES,
     ), theirs)
     mask = torch.ones(T, T, dtype=torch.bool).tril()[None, None].expand(2, 1, T, T)
@@ -91,12 +92,13 @@ def test_a_pair_over_blocks_equals_transformers(topk, pool):
     sizes, none = {**SIZES, "qk_rope_head_dim": 0}, {"type": "none"}
     config = module.Glm5NextTextConfig(
         hidden_size=D, num_attention_heads=3, num_key_value_heads=3, num_hidden_layers=2, index_n_heads=16, index_head_dim=6,
-        index_topk=topk, index_kpool=pool, index_kpool_always_select_tail=True, indexer_types=["full", "shared"], **sizes,
+        index_topk=topk, index_kpool=pool, index_kpool_always_select_tail=True, indexer_types=["full", "shared"],
+        **published(sizes),
     )
     config._attn_implementation = "sdpa"
     theirs = [module.Glm5NextTextAttention(config, i).double() for i in range(2)]
     ours, params = pair(IndexedMLAConfig(
-        n_heads=3, index_n_heads=16, index_head_dim=6, index_topk=topk, index_pool=pool, position=none, index_position=none,
+        n_heads=3, index_n_heads=16, index_head_dim=6, index_top_k=topk, index_pool=pool, position=none, index_position=none,
         norm={"type": "rms_norm", "eps": config.rms_norm_eps}, **sizes,
     ), theirs)
 
@@ -123,7 +125,7 @@ def test_the_kit_holds_a_latent_that_reads():
 def test_a_mixer_of_mixers_asks_for_what_its_parts_ask_for():
     reader = {**HEADS, **INDEX, "index_choice": "read"}
     check_mixer(ParallelMixersConfig(branches=[reader, {"type": "gru"}]), laws=("shape", "cut", "segment"))
-    both = ParallelMixersConfig(branches=[reader, {**reader, "index_topk": 4}])
+    both = ParallelMixersConfig(branches=[reader, {**reader, "index_top_k": 4}])
     with pytest.raises(ConfigError, match=r"one has the edge 'indexer_choice' as \(b t [46]\) torch.int64, another as"):
         both.build(BuildContext(d_model=D))
 
@@ -132,7 +134,7 @@ def test_a_mixer_of_mixers_asks_for_what_its_parts_ask_for():
 
 BLOCKS = {
     "o": {"mixer": {**HEADS, **INDEX, "index_choice": "write"}},
-    "r": {"mixer": {**HEADS, "index_topk": 6, "index_choice": "read"}},
+    "r": {"mixer": {**HEADS, "index_top_k": 6, "index_choice": "read"}},
     "m": {"mixer": {"type": "mamba2", "d_state": 4, "head_dim": 4, "chunk_size": 4}},
 }
 
@@ -207,10 +209,10 @@ def test_what_does_not_fit_is_refused_when_it_is_built():
     with pytest.raises(ConfigError, match=r"blocks\.r\.mixer: layer 0 reads the edge 'indexer_choice', which no earlier"):
         model("r o")
     with pytest.raises(ConfigError, match=r"'indexer_choice' as \(b t 4\) torch.int64, .* has it as \(b t 6\) torch.int64"):
-        model("o r", r={"index_topk": 4})
+        model("o r", r={"index_top_k": 4})
     with pytest.raises(ConfigError, match=r"'indexer_choice' as \(b t 6\) torch.int64, .* has it as \(b t 7\) torch.int64"):
         model("o r", o={"index_pool": 2})
-    with pytest.raises(ConfigError, match="'meta_tokens' holds a mixer without edges"):
+    with pytest.raises(ConfigError, match="'meta_tokens' holds mixers of one sequence, and not one with edges"):
         MetaTokensConfig(n_tokens=2, mixer=BLOCKS["r"]["mixer"]).build(BuildContext(d_model=D))
     reader = IndexedAttentionConfig(**HEADS, index_choice="read").build(BuildContext(d_model=D))
     with pytest.raises(ConfigError, match="index_choice = 'read' needs edges="):
