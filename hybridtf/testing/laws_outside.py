@@ -109,7 +109,7 @@ class _Way(NamedTuple):
     carried: bool
 
 
-WAYS = (_Way(packed=True, train=False, carried=False), _Way(False, True, False), _Way(True, True, True))
+WAYS: tuple[_Way, ...] = (_Way(packed=True, train=False, carried=False), _Way(False, True, False), _Way(True, True, True))
 """With decode (plain, without gradients, on a state) these meet every pair of the three, each at the cost of one graph."""
 
 

@@ -5,7 +5,7 @@ Axes: b batch, t time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -227,16 +227,17 @@ def _check_pieces(subject: Subject, module: nn.Module, packed: Packed, expected:
                 close_rows(state, row, final, 0, tol=1e-9, what=f"{how}: row {row}")
 
 
+def _token_of(what: str, columns: Tensor) -> Callable[[int], str]:
+    return lambda i: f"{what}: output at its token {i} (column {int(columns[i])})"
+
+
 def _same_outputs(packed: Packed, got: Outcome, expected: Expected, what: str) -> None:
     finite(got.y, f"{what}: y, pads included")
     for row, outs in enumerate(expected.outs):
         for columns, out in outs:
             document = int(packed.ids[row, columns[0]])
             at = f"{what}: row {row}, document {document}"
-            close_tokens(
-                got.y[row, columns], out.y[0], tol=1e-9,
-                what=lambda i, at=at, columns=columns: f"{at}: output at its token {i} (column {int(columns[i])})",
-            )
+            close_tokens(got.y[row, columns], out.y[0], tol=1e-9, what=_token_of(at, columns))
             for name, edge in out.edges.items():
                 close(got.edges[name][row, columns], edge[0], tol=1e-9, what=f"{at}: edge {name!r}")
     for name, (total, count) in join_losses([out for outs in expected.outs for _, out in outs]).items():
@@ -266,6 +267,4 @@ def _check_steps(
             copied = _row(expected.finals[row], 0)
             one = steps.rows(slice(row, row + 1))
             expected.later[row] = run_pieces(subject, module, one, (1, 1, 1), copied)[0].y[0]
-        close_tokens(
-            after[row], expected.later[row], tol=1e-9, what=lambda i, row=row: f"{what}: row {row}, later step {i}"
-        )
+        close_tokens(after[row], expected.later[row], tol=1e-9, what=f"{what}: row {row}, later step {{}}".format)

@@ -10,7 +10,6 @@ from hybridtf.models import LanguageModelConfig
 from hybridtf.testing.compare import close_rows
 from tests.field.layers import F32, F64, VOCAB, every, hybrid, mixer, model, same, solo
 
-
 OVER_THE_ROW = {
     "forgetting_attention": "gates are summed along the row, and a document takes differences",
     "gated_delta_net": "decays are summed along a chunk, which may hold several documents",
