@@ -1,5 +1,6 @@
 """What holds for every test: one thread, fixed seeds, uninitialised memory is NaN, no network, gpu tests skipped."""
 
+import gc
 import importlib.util
 import os
 import random
@@ -23,6 +24,13 @@ if importlib.util.find_spec("hypothesis"):
         "hybridtf", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
     )
     settings.load_profile("hybridtf")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: the collector of cycles need not walk all of it again in every test."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

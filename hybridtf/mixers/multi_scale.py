@@ -132,7 +132,8 @@ class MultiScale(Combinator):
         if segments is None or not leaves(after):
             return after
         stale = blocks.whole == 0
-        if not bool(stale.any()):
+        # Rows are rarely stale; a graph has no branch for that.
+        if not torch.compiler.is_compiling() and not bool(stale.any()):
             return after
         b = len(stale)
         fresh = self.parts()[name].init_state(b, leaves(after)[0].max_len)

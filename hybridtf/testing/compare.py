@@ -5,6 +5,8 @@ Axes: b batch, t time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,16 @@ def close(got: Tensor, want: Tensor, *, tol: float, what: str) -> None:
     error = float((got.detach() - want.detach()).abs().max())
     if not error <= tol * scale:
         raise ContractError(f"{what}: max error {error:.2e} (allowed {tol * scale:.1e})")
+
+
+def close_tokens(got: Tensor, want: Tensor, *, tol: float, what: Callable[[int], str]) -> None:
+    """:func:`close` for each token (t ...) with the size of its own; ``what(t)`` says which one fails."""
+    if got.shape == want.shape and got.numel():
+        sizes, errors = (v.detach().abs().flatten(1).amax(1) for v in (want, got.detach() - want.detach()))
+        if bool((errors <= tol * (1.0 + sizes)).all()):  # false for NaN; a difference with infinity is never small
+            return
+    for t in range(max(got.shape[0], want.shape[0])):
+        close(got[t : t + 1], want[t : t + 1], tol=tol, what=what(t))
 
 
 def finite(value: Tensor, what: str) -> None:

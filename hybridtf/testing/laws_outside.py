@@ -5,20 +5,22 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch._dynamo
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
-from hybridtf.core import Growing, Segments, leaves
+from hybridtf.core import Growing, Segments, State, leaves
 from hybridtf.testing.compare import close, gradients
 from hybridtf.testing.errors import ContractError, NotApplicableError
 from hybridtf.testing.laws_time import total_loss, weight_like
 from hybridtf.testing.subject import TIMELESS, Inputs, Subject, by_phase
 
 RANK = 3
+TRACED = 6
+"""Tokens of a call that is compiled: more than one chunk, the last one not full; a graph grows with its chunks."""
 
 
 class LowRank(nn.Module):
@@ -85,6 +87,18 @@ def check_lora(subject: Subject) -> None:
             raise ContractError(f"low-rank adapters have no effect on {what}")
 
 
+class _Way(NamedTuple):
+    """How a component is called: documents in rows or none, with gradients or without, on a state or from the start."""
+
+    packed: bool
+    train: bool
+    carried: bool
+
+
+WAYS: tuple[_Way, ...] = (_Way(packed=True, train=False, carried=False), _Way(False, True, False), _Way(True, True, True))
+"""With decode (plain, without gradients, on a state) these meet every pair of the three, each at the cost of one graph."""
+
+
 def check_compile(subject: Subject, backend: str | None = None) -> None:
     """``torch.compile(fullgraph=True)``: same results, and decode does not compile again at each step.
 
@@ -94,14 +108,14 @@ def check_compile(subject: Subject, backend: str | None = None) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ways: tuple[tuple[bool, bool], ...] = ((False, False), (False, True), (True, True))
+            ways = WAYS
             if subject.kind in TIMELESS:
-                ways = ((False, True),)
+                ways = (_Way(False, True, False),)
             elif backend is not None:
-                ways = ((True, True),)  # a real compiler takes a minute where the eager one takes a second
-            for packed, train in ways:
+                ways = (_Way(True, True, False),)  # a real compiler takes a minute where the eager one takes a second
+            for way in ways:
                 torch._dynamo.reset()
-                _compiled(subject, module, packed=packed, train=train, backend=backend)
+                _compiled(subject, module, way, backend)
             if subject.kind not in TIMELESS:
                 torch._dynamo.reset()
                 _compiled_decode(subject, module, backend)
@@ -119,22 +133,24 @@ def _ids(b: int, t: int) -> Segments:
     return Segments.from_ids(ids)
 
 
-def _compiled(subject: Subject, module: nn.Module, *, packed: bool, train: bool, backend: str | None) -> None:
-    inputs = subject.inputs(module, 2, 9).watched()
+def _compiled(subject: Subject, module: nn.Module, way: _Way, backend: str | None) -> None:
+    inputs = subject.inputs(module, 2, TRACED).watched()
 
-    def run(x: Tensor, edges: dict[str, Tensor], segments: Segments | None) -> Tensor:
-        return subject.call(module, Inputs(x, edges, inputs.context), segments=segments).y
+    def run(inputs: Inputs, segments: Segments | None, state: State | None) -> Tensor:
+        return subject.call(module, inputs, segments=segments, state=state).y
 
     compiled: Callable[..., Tensor] = torch.compile(run, backend=backend or CompileCounter(), fullgraph=True)
-    real: Any = _ids(2, 9).real if packed else slice(None)
-    params: list[Tensor] = list(module.parameters()) if train else []
+    segments = _ids(2, TRACED) if way.packed else None
+    real: Any = segments.real if segments is not None else slice(None)
+    params: list[Tensor] = list(module.parameters()) if way.train else []
     results = []
-    with torch.set_grad_enabled(train):
+    with torch.set_grad_enabled(way.train):
         for function in (compiled, run):
-            y = function(inputs.x, inputs.edges, _ids(2, 9) if packed else None)[real]
+            y = function(inputs, segments, subject.init_state(module, 2) if way.carried else None)[real]
             results.append([y, *(gradients((weight_like(y) * y).sum(), params) if params else [])])
+    how = f"packed: {way.packed}, gradients: {way.train}, on a state: {way.carried}"
     for a, b in zip(*results, strict=True):
-        close(a, b, tol=1e-9, what=f"compiled differs from eager (packed: {packed}, gradients: {train})")
+        close(a, b, tol=1e-9, what=f"compiled differs from eager ({how})")
 
 
 def _compiled_decode(subject: Subject, module: nn.Module, backend: str | None) -> None:

@@ -1,4 +1,4 @@
-"""What holds for states: their size, form, copies, crops, and their end."""
+"""What holds for states: their size, form, copies, and their end."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from hybridtf.core import (
     Growing,
     OwnClock,
     Ring,
-    Segments,
     State,
     StateError,
     StateLeaf,
-    crop,
     debug_states,
     leaves,
     reorder,
@@ -25,9 +23,9 @@ from hybridtf.core import (
     snapshot,
     state_lengths,
 )
-from hybridtf.testing.compare import close, close_rows, finite, storages
+from hybridtf.testing.compare import close, finite, storages
 from hybridtf.testing.errors import ContractError
-from hybridtf.testing.subject import Inputs, Subject, max_len_counts, needs_state
+from hybridtf.testing.subject import Inputs, Subject, needs_state
 
 
 def _prefill(subject: Subject, module: nn.Module, b: int, t: int, **options: Any) -> State:
@@ -177,92 +175,6 @@ def check_snapshot(subject: Subject) -> None:
             for _ in range(2):
                 got = _steps(subject, module, restore(kept), steps)
                 close(got, want, tol=0.0, what=f"steps after restore(snapshot), max_len={max_len}")
-
-
-PADDINGS = {"no padding": None, "padding": ["1111111000", "0011110111", "0000111111", "1111111111"]}
-
-
-def check_crop(subject: Subject) -> None:
-    """A state made with ``keep`` can forget its last tokens, as if it had never seen them, or says that it cannot."""
-    module = subject.build()
-    needs_state(subject, module)
-    for padding, rows in PADDINGS.items():
-        ids = torch.tensor([[int(c) for c in row] for row in rows]) if rows else torch.ones(4, 10, dtype=torch.int64)
-        for max_len in (None, 24):
-            for grad in (True, False):
-                with torch.set_grad_enabled(grad):
-                    for prefix in (0, 6):
-                        what = f"crop ({padding}, {prefix} tokens before, max_len={max_len})"
-                        _crop(subject, module, ids, prefix, max_len, what)
-
-
-def _cropped_call(
-    subject: Subject, module: nn.Module, ids: Tensor, prefix: int, max_len: int | None, keep: int
-) -> tuple[Inputs, Inputs, State]:
-    first, inputs = subject.inputs(module, 4, prefix, salt=4), subject.inputs(module, 4, ids.shape[1], salt=5)
-    state = subject.init_state(module, 4, max_len)
-    if prefix:
-        state, inputs = subject.call(module, first, state=state).state, inputs.later()
-    segments = None if bool((ids > 0).all()) else Segments.from_mask(ids)
-    out = subject.call(module, inputs, segments=segments, state=state, keep=keep)
-    plain_state = subject.init_state(module, 4, max_len)
-    if prefix:
-        plain_state = subject.call(module, first, state=plain_state).state
-    plain = subject.call(module, inputs, segments=segments, state=plain_state)
-    real = ids > 0
-    close(out.y[real], plain.y[real], tol=1e-9, what=f"keep={keep} changes the output")
-    return first, inputs, out.state
-
-
-def _truth(
-    subject: Subject, module: nn.Module, first: Inputs, inputs: Inputs, ids: Tensor, row: int, n: int, max_len: int | None
-) -> State:
-    """The state of one row that never saw its last n real tokens."""
-    state, part = subject.init_state(module, 1, max_len if max_len_counts(module) else None), slice(row, row + 1)
-    if first.x.shape[1]:
-        state = subject.call(module, first.rows(part), state=state).state
-    columns = ids[row].nonzero()[:, 0]
-    columns = columns[: len(columns) - n]
-    return subject.call(module, inputs.rows(part).columns(columns), state=state).state
-
-
-def _crop(subject: Subject, module: nn.Module, ids: Tensor, prefix: int, max_len: int | None, what: str) -> None:
-    keep = 3
-    first, inputs, state = _cropped_call(subject, module, ids, prefix, max_len, keep)
-    n = torch.tensor([0, 1, 3, 2])
-    try:
-        cropped = crop(state, n)
-    except StateError as error:
-        raise ContractError(f"{what}: a state made with keep={keep} refuses {n.tolist()} tokens: {error}") from error
-    steps = subject.inputs(module, 4, 3, salt=6).later()
-    for row in range(4):
-        want = _truth(subject, module, first, inputs, ids, row, int(n[row]), max_len)
-        close_rows(cropped, row, want, 0, tol=1e-9, what=f"{what} of {int(n[row])} tokens: row {row}")
-    got = _steps(subject, module, cropped, steps)
-    for row in range(4):
-        want = _truth(subject, module, first, inputs, ids, row, int(n[row]), max_len)
-        after = _steps(subject, module, want, steps.rows(slice(row, row + 1)))
-        close(got[row], after[0], tol=1e-9, what=f"{what} of {int(n[row])} tokens: row {row}, later steps")
-    for kept, too_many in ((keep, 5), (0, 1), (keep, prefix + 11)):
-        first, inputs, state = _cropped_call(subject, module, ids, prefix, max_len, kept)
-        _refused_or_right(subject, module, first, inputs, ids, state, too_many, max_len, what)
-
-
-def _refused_or_right(
-    subject: Subject, module: nn.Module, first: Inputs, inputs: Inputs, ids: Tensor, state: State, n: int,
-    max_len: int | None, what: str,
-) -> None:
-    try:
-        cropped = crop(state, n)
-    except StateError:
-        return
-    for row in range(4):
-        if n > int((ids[row] > 0).sum()) + first.x.shape[1]:
-            raise ContractError(f"{what}: {n} tokens were cropped of a document that has fewer; raise StateError")
-        if n > int((ids[row] > 0).sum()):
-            continue
-        want = _truth(subject, module, first, inputs, ids, row, n, max_len)
-        close_rows(cropped, row, want, 0, tol=1e-9, what=f"{what} of {n} tokens neither refused nor right: row {row}")
 
 
 def check_dead_state(subject: Subject) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hybridtf.core import ConfigError, Growing, State, debug_states, leaves
-from hybridtf.testing.compare import close, close_states, finite, gradients, probe_state
+from hybridtf.testing.compare import close, close_states, close_tokens, finite, gradients, probe_state
 from hybridtf.testing.errors import ContractError
 from hybridtf.testing.subject import TIMELESS, Inputs, Outcome, Subject, max_len_counts
 
@@ -149,8 +149,7 @@ def _whole_with_room(subject: Subject, module: nn.Module, inputs: Inputs, whole:
 
 
 def _same_outcome(got: Outcome, want: Outcome, what: str) -> None:
-    for t in range(got.y.shape[1]):
-        close(got.y[:, t], want.y[:, t], tol=1e-9, what=f"{what}: output at t={t}")
+    close_tokens(got.y.transpose(0, 1), want.y.transpose(0, 1), tol=1e-9, what=lambda t: f"{what}: output at t={t}")
     for name, edge in want.edges.items():
         close(got.edges[name], edge, tol=1e-9, what=f"{what}: edge {name!r}")
     for name, (total, count) in want.losses.items():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from hybridtf.core import LAWS, ComponentConfig, HybridTFError, KernelError, UnknownNameError, known_names
-from hybridtf.testing import laws_build, laws_numeric, laws_outside, laws_segments, laws_state, laws_task, laws_time
+from hybridtf.testing import laws_build, laws_crop, laws_numeric, laws_outside, laws_segments, laws_state, laws_task, laws_time
 from hybridtf.testing.errors import ContractError, DeclaredError, NotApplicableError
 from hybridtf.testing.laws_config import check_config
 from hybridtf.testing.smallest import smallest_case
@@ -40,7 +40,7 @@ LAW_CHECKS: Mapping[str, Check] = {
     "structure": laws_state.check_structure,
     "reorder": laws_state.check_reorder,
     "snapshot": laws_state.check_snapshot,
-    "crop": laws_state.check_crop,
+    "crop": laws_crop.check_crop,
     "dead_state": laws_state.check_dead_state,
     "save_load": laws_build.check_save_load,
     "copies": laws_build.check_copies,

@@ -76,6 +76,18 @@ def test_a_half_precision_layer_keeps_its_recurrent_state_in_float32(name):
                 assert value.dtype == F32
 
 
+HALF = 2e-2
+"""How far half precision may be from float64 over 4096 tokens, relative to all of the output."""
+
+WIDER: dict[str, tuple[float, str]] = {
+    "differential_attention": (3e-2, "one softmax less the other leaves little of both, which is then normalised"),
+    "lora": (3e-2, "attention over adapted projections, each of which is rounded twice"),
+    "talking_heads": (2.5e-2, "scores are mixed over heads before and after the softmax"),
+    "tiled_attention": (2.5e-2, "a window of few tokens, over which little averages out"),
+}
+"""Mixers whose bfloat16 needs more, and why."""
+
+
 @every
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @torch.no_grad()
@@ -94,6 +106,6 @@ def test_sums_over_4096_tokens_stay_finite_and_right_in_half_precision(name, dty
     assert got.isfinite().all()
     if name in CHOOSE:
         pytest.skip("rounded scores choose otherwise")
-    tol = 3e-2 if dtype == torch.bfloat16 else 2e-2
+    tol = WIDER[name][0] if dtype == torch.bfloat16 and name in WIDER else HALF
     assert float((got - want).norm() / want.norm()) < tol
     assert float((got - want)[:, 4088:].norm() / want[:, 4088:].norm()) < tol

@@ -51,20 +51,25 @@ def test_nan_at_pads_changes_nothing(name):
     assert torch.equal(layer(later, state=clean[1])[0], layer(later, state=dirty[1])[0])
 
 
+WIDER = {"gdn2": (1e-1, "what two tokens read out of the memory nearly cancels, and is then normalised")}
+"""Mixers whose bfloat16 is further than 5 % from float64 on a document of two tokens, and why."""
+
+
 @every
 @pytest.mark.parametrize("dtype", [F32, torch.bfloat16, torch.float16], ids=str)
 @torch.no_grad()
 def test_positions_masked_twice_do_not_overflow(name, dtype):
     """Three left pads under the causal rule, in each precision."""
-    layer, wide = mixer(name, "segment", dtype=F32), mixer(name, dtype=F64)
-    layer = layer.to(dtype)
+    layer, wide = mixer(name, "segment", dtype=F32).to(dtype), mixer(name, dtype=F64)
+    wide.load_state_dict({key: value.double() for key, value in layer.state_dict().items()})
     x = torch.randn(1, 5, 16).to(dtype)
     mask = torch.tensor([[0, 0, 0, 1, 1]]).bool()
     y, state = layer(x, segments=Segments.from_mask(mask), state=layer.init_state(1))
     assert y.isfinite().all()
     assert layer(x[:, 4:], state=state)[0].isfinite().all()
     want = wide(x[:, 3:].double())[0]
-    torch.testing.assert_close(y[:, 3:].double(), want, rtol=0, atol=(1e-5 if dtype == F32 else 1e-1) * float(want.abs().max()))
+    tol = 1e-5 if dtype == F32 else WIDER.get(name, (5e-2, ""))[0] if dtype == torch.bfloat16 else 5e-2
+    torch.testing.assert_close(y[:, 3:].double(), want, rtol=0, atol=tol * float(want.abs().max()))
 
 
 @every_form

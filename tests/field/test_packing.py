@@ -10,6 +10,24 @@ from hybridtf.models import LanguageModelConfig
 from hybridtf.testing.compare import close_rows
 from tests.field.layers import F32, F64, VOCAB, every, hybrid, mixer, model, same, solo
 
+OVER_THE_ROW = {
+    "forgetting_attention": "gates are summed along the row, and a document takes differences",
+    "gated_delta_net": "decays are summed along a chunk, which may hold several documents",
+    "lightnet": "its normaliser is a running sum of exponentials along the row",
+    "mamba3": "angles and decays are summed along the row",
+    "mesa": "its system is solved for all chunks of the row at once",
+    "mlstm": "its stabiliser is a running maximum along the row",
+}
+"""Mixers in whose results another document leaves rounding behind, and why; in all others not one bit changes."""
+
+
+def unmoved(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
+    """Equal to the bit, or within rounding for the mixers that are listed."""
+    if name in OVER_THE_ROW:
+        same(got, want, 1e-12)
+    else:
+        assert torch.equal(got, want)
+
 
 @every
 @torch.no_grad()
@@ -24,7 +42,7 @@ def test_two_layers_keep_packed_documents_apart(name):
     changed = torch.cat([(ids[:, :5] + 1) % 17, ids[:, 5:]], 1)
     again = net(changed, segments=segments).logits
     assert not torch.equal(again[:, :5], got[:, :5])
-    same(again[:, 5:], got[:, 5:], 1e-12)  # a sum over the row may round
+    unmoved(name, again[:, 5:], got[:, 5:])
 
 
 @torch.no_grad()
@@ -96,8 +114,8 @@ def test_gradients_do_not_cross_documents(name):
     x = torch.randn(1, 12, 16, dtype=F64, requires_grad=True)
     y, _ = layer(x, segments=Segments.from_lengths([[4, 5, 3]]))
     (grad,) = torch.autograd.grad(y[:, 4:9].square().sum(), x)
-    assert float(grad[:, :4].abs().max()) < 1e-12
-    assert float(grad[:, 9:].abs().max()) < 1e-12
+    for others in (grad[:, :4], grad[:, 9:]):
+        unmoved(name, others, torch.zeros_like(others))
     alone = x.detach()[:, 4:9].requires_grad_()
     same(grad[:, 4:9], torch.autograd.grad(layer(alone)[0].square().sum(), alone)[0])
 
