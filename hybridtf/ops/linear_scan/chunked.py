@@ -18,7 +18,7 @@ from hybridtf.core.segments import Segments
 from hybridtf.ops.gradients import first_order
 from hybridtf.ops.linear_scan.flops import backward_flops, forward_flops
 from hybridtf.ops.linear_scan.passes import backward, forward
-from hybridtf.ops.linear_scan.shapes import Arguments, Number, Parts, check, number, start_state
+from hybridtf.ops.linear_scan.shapes import Arguments, Number, Parts, check, number, start_parts
 from hybridtf.ops.linear_scan.spans import Call
 from hybridtf.ops.linear_scan.step import linear_scan_step
 
@@ -35,7 +35,7 @@ def linear_scan_chunked(
     args = check(u, log_a, a, initial_state, segments)
     shape = args.u[0].shape
     with torch.autocast(args.u[0].device.type, enabled=False):
-        state = start_state(args)
+        state = start_parts(args)
         if shape[1] == 1:
             h, last = linear_scan_step(args, state)
         else:

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import state_dtype
-from hybridtf.ops.mesa.shapes import check, start_state
+from hybridtf.ops.documents import log_steps, start_state, state_dtype
+from hybridtf.ops.mesa.shapes import check, state_shape
 from hybridtf.ops.mesa.solve import solve
 from hybridtf.ops.mesa.step import mesa_step
 from hybridtf.ops.span_op import Call, States, chunks_at_once, span_op
-from hybridtf.ops.ssd.shapes import log_steps
 from hybridtf.ops.ssd.spans import Call as Decaying
 from hybridtf.ops.ssd.spans import Span, decay_of
 
@@ -33,7 +32,7 @@ def mesa_chunked(
     """
     check(q, k, v, beta, log_a, ridge, initial_state, segments, chunk_size, n_steps)
     dtype = state_dtype(q, k, v, beta, log_a, ridge)
-    state = start_state(initial_state, k, v, dtype, segments)
+    state = start_state(initial_state, state_shape(k, v), v, dtype, segments)
     with torch.autocast(v.device.type, enabled=False):
         if v.shape[1] == 1:
             return mesa_step(q, k, v, beta, log_a, ridge, state, segments, n_steps)

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import state_dtype
+from hybridtf.ops.documents import start_state, state_dtype
 from hybridtf.ops.gradients import first_order
 from hybridtf.ops.selective_scan.blocks import Call
 from hybridtf.ops.selective_scan.flops import backward_flops, forward_flops
 from hybridtf.ops.selective_scan.passes import backward, forward
-from hybridtf.ops.selective_scan.shapes import by_group, check, start_state
+from hybridtf.ops.selective_scan.shapes import by_group, check
 from hybridtf.ops.selective_scan.step import selective_scan_step
 
 
@@ -34,7 +34,7 @@ def selective_scan_chunked(
     """
     check(x, dt, A, B, C=C, D=D, initial_state=initial_state, segments=segments, chunk_size=chunk_size)
     dtype = state_dtype(x, dt, A, B, C)
-    state = start_state(initial_state, x, A, dtype, segments)
+    state = start_state(initial_state, (x.shape[0], *A.shape), x, dtype, segments)
     B, C = by_group(B), by_group(C)
     with torch.autocast(x.device.type, enabled=False):
         if x.shape[1] == 1:

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import state_dtype
+from hybridtf.ops.documents import log_steps, memory_shape, start_state, state_dtype
 from hybridtf.ops.gradients import first_order
 from hybridtf.ops.ssd.flops import backward_flops, forward_flops
 from hybridtf.ops.ssd.passes import backward, forward
-from hybridtf.ops.ssd.shapes import check, log_steps, start_state
+from hybridtf.ops.ssd.shapes import check
 from hybridtf.ops.ssd.spans import Call, count_spans
 from hybridtf.ops.ssd.step import ssd_step
 
@@ -35,7 +35,7 @@ def ssd_chunked(
     """
     check(k, v, log_a, q=q, initial_state=initial_state, segments=segments, chunk_size=chunk_size)
     dtype = state_dtype(q, k, v, log_a)
-    state = start_state(initial_state, k, v, dtype, segments)
+    state = start_state(initial_state, memory_shape(k, v), v, dtype, segments)
     with torch.autocast(v.device.type, enabled=False):
         if v.shape[1] == 1:
             return ssd_step(q, k, v, log_a, state, segments)
