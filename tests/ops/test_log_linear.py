@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hybridtf.core.errors import ConfigError
 from hybridtf.ops.log_linear import chunked, log_linear_chunked, log_linear_reference
 from hybridtf.ops.log_linear.levels import level
+from tests.ops.operators import arguments, check_operators
 from tests.peers import peer
 
 F64 = torch.float64
@@ -134,13 +135,7 @@ def test_calls_grow_with_chunks_and_memory_with_the_levels():
 def test_operators_are_whole():
     timed = [*(x.detach() for x in draw(9, 4)), torch.arange(1, 10, dtype=F64).expand(2, 9).contiguous()]
     states = [torch.randn(2, 3, 4, 3, 5, dtype=F64), torch.zeros(2, dtype=F64)]
-    given = (*timed, None, None, None, 4)
-    for keep in (False, True):
-        torch.library.opcheck(chunked._chunked.forward_op, (*given, states, keep))
-    y, last, starts = chunked._chunked.forward_op(*given, states, True)
-    torch.library.opcheck(
-        chunked._chunked.backward_op, (*given, starts, torch.randn_like(y), [torch.randn_like(z) for z in last])
-    )
+    check_operators(chunked._chunked, arguments(timed, None, (4,)), states)
 
 
 def test_compiled_equals_eager():

@@ -68,7 +68,7 @@ def test_odd_widths_and_groups(c: int, n: int, g: int | None) -> None:
 @pytest.mark.parametrize("budget", [1, 40, 2**8, 2**10])
 @pytest.mark.parametrize("g", [None, 2])
 def test_blocks_of_any_size(budget: int, g: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hybridtf.ops.selective_scan.blocks.BLOCK_BUDGET", budget)
+    monkeypatch.setattr("hybridtf.ops.spans.SPAN_BUDGET", budget)
     x, segments = inputs(3, 3, 27, c=10, g=g), random_segments(9, 3, 27)
     found = call(selective_scan_chunked, x, segments=segments, chunk_size=8)
     assert_same(x, found, call(selective_scan_reference, x, segments=segments))

@@ -18,6 +18,7 @@ from hybridtf.ops.selective_scan import (
     selective_scan_reference,
     selective_scan_summary,
 )
+from tests.ops.operators import arguments, check_operators
 from tests.ops.selective_scan_cases import Inputs, call, grads, inputs, loss
 from tests.ops.ssd_cases import random_segments
 
@@ -96,14 +97,8 @@ def test_the_operators_are_well_formed(t: int, skip: bool, packed: bool) -> None
     x = Inputs(*(z.detach() for z in inputs(0, 2, t, g=2)))
     state = x.initial_state.view(4, 2, 3).transpose(1, 2)
     segments = documents(t) if packed and t else None
-    masks = (None, None) if segments is None else (segments.real, segments.starts)
-    given = (*x[:5], x.D if skip else None, *masks, 8)
-    torch.library.opcheck(chunked._forward_op, (*given, state, False))
-    torch.library.opcheck(chunked._forward_op, (*given, state, True))
-    y, last, befores = chunked._forward_op(*given, state, True)
-    back = (*given, befores, torch.randn_like(y), torch.randn_like(last))
-    torch.library.opcheck(chunked._backward_op, back)
-    assert all(z.is_contiguous() for z in (y, last, befores, *chunked._backward_op(*back)))  # as the compiler is told
+    given = (x.x, x.dt, x.B, x.C, x.A, x.D if skip else None)
+    check_operators(chunked._OP, arguments(given, segments, (8,)), [state])
 
 
 @pytest.mark.parametrize("packed", [False, True])

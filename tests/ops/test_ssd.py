@@ -43,7 +43,7 @@ def test_groups_and_odd_widths(g: int, h: int, n: int, p: int) -> None:
 
 @pytest.mark.parametrize("budget", [1, 2**9, 2**12])
 def test_spans_of_any_number_of_chunks(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hybridtf.ops.ssd.spans.SPAN_BUDGET", budget)
+    monkeypatch.setattr("hybridtf.ops.spans.SPAN_BUDGET", budget)
     x = inputs(3, 3, 75, h=2)
     segments = random_segments(9, 3, 75)
     assert_same(x, call(ssd_chunked, x, segments=segments, chunk_size=8), call(ssd_reference, x, segments=segments))

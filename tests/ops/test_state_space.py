@@ -10,6 +10,7 @@ from hybridtf.core import ConfigError, KernelError, Segments
 from hybridtf.ops.state_space import CASES, chunked, state_space_chunked, state_space_reference
 from hybridtf.ops.state_space.shapes import check
 from hybridtf.ops.state_space.tables import tables
+from tests.ops.operators import arguments, check_operators
 from tests.ops.ssd_cases import random_segments
 
 F64 = torch.float64
@@ -87,12 +88,8 @@ def test_the_operators_are_well_formed(name, packed):
     s = random_segments(1, 2, t)
     state = torch.cat(x["initial_state"], -1) if isinstance(x["initial_state"], tuple) else x["initial_state"]
     system = check(x["u"], x["b"], x["c"], x.get("log_a"), x.get("a"), None, None, 4)
-    masks = (s.real, s.effective, s.carried) if packed else (None, None, None)
-    given = (x["u"], *tables(system, 4, F64), *masks)
-    for keep in (False, True):
-        torch.library.opcheck(chunked._OP.forward_op, (*given, [state], keep))
-    y, last, starts = chunked._OP.forward_op(*given, [state], True)
-    torch.library.opcheck(chunked._OP.backward_op, (*given, starts, torch.randn_like(y), [torch.randn_like(z) for z in last]))
+    given = (x["u"], *tables(system, 4, F64))
+    check_operators(chunked._OP, arguments(given, s if packed else None, ()), [state])
 
 
 @pytest.mark.parametrize("name", ["complex", "dense"])

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from hybridtf.ops.documents import state_dtype
 from hybridtf.ops.dplr.maps import Chunk, Documents, Tokens, chunk_maps
-from hybridtf.ops.span_op import Call, Masks, States, chunks_at_once
+from hybridtf.ops.passes_op import Call, Masks, States
+from hybridtf.ops.spans import chunks_at_once
 
 NAMES = ("q", "k", "v", "log_w", "u", "r")
 

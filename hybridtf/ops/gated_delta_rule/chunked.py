@@ -18,7 +18,9 @@ from hybridtf.ops.gated_delta_rule.layout import in_chunks, with_documents
 from hybridtf.ops.gated_delta_rule.scores import Scores, channel_scores, plain_scores
 from hybridtf.ops.gated_delta_rule.shapes import Sizes, check, sizes_of
 from hybridtf.ops.gated_delta_rule.step import gated_delta_rule_step
-from hybridtf.ops.span_op import Call, States, chunks_at_once, span_op
+from hybridtf.ops.passes_op import Call, States
+from hybridtf.ops.span_op import span_op
+from hybridtf.ops.spans import chunks_at_once
 
 
 def gated_delta_rule_chunked(

@@ -12,7 +12,9 @@ from hybridtf.ops.documents import memory_shape, start_state, state_dtype
 from hybridtf.ops.gla.shapes import DecayOf, check
 from hybridtf.ops.gla.spans import gla_span
 from hybridtf.ops.gla.step import gla_step
-from hybridtf.ops.span_op import Call, chunks_at_once, span_op
+from hybridtf.ops.passes_op import Call
+from hybridtf.ops.span_op import span_op
+from hybridtf.ops.spans import chunks_at_once
 
 
 def gla_chunked(

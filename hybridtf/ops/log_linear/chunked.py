@@ -13,7 +13,8 @@ from hybridtf.ops.documents import log_steps, mask_pads, state_dtype
 from hybridtf.ops.log_linear.levels import level, levels_after
 from hybridtf.ops.log_linear.shapes import LogLinearState, check, counts, start_levels
 from hybridtf.ops.log_linear.step import log_linear_step
-from hybridtf.ops.span_op import Call, States, span_op
+from hybridtf.ops.passes_op import Call, States
+from hybridtf.ops.span_op import span_op
 
 
 def log_linear_chunked(
@@ -113,5 +114,5 @@ def _length(call: Call) -> int:
 
 _chunked = span_op(
     "log_linear_chunked", _span, timed=("q", "k", "v", "log_a", "level_scales", "count"), length=_length,
-    like=lambda call: (call["v"].shape, call["v"].dtype), n_states=2,
+    like=lambda call: (call["v"].shape, call["v"].dtype),
 )

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from hybridtf.core.segments import Segments
 from hybridtf.ops.documents import mask_pads
-from hybridtf.ops.span_op import Call, Masks, States, chunks_at_once, span_op
+from hybridtf.ops.passes_op import Call, Masks, States
+from hybridtf.ops.span_op import span_op
+from hybridtf.ops.spans import chunks_at_once
 from hybridtf.ops.state_space.shapes import Number, as_given, check, start_joined
 from hybridtf.ops.state_space.step import state_space_step
 from hybridtf.ops.state_space.tables import tables

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from hybridtf.core.segments import Segments
 from hybridtf.ops.documents import mask_pads, state_dtype
-from hybridtf.ops.span_op import Call, chunks_at_once, span_op
+from hybridtf.ops.passes_op import Call
+from hybridtf.ops.span_op import span_op
+from hybridtf.ops.spans import chunks_at_once
 from hybridtf.ops.ttt.shapes import State, check, start_memory
 from hybridtf.ops.ttt.spans import span
 from hybridtf.ops.ttt.step import ttt_step
@@ -76,5 +78,5 @@ def _like(call: Call) -> tuple[Sequence[int], torch.dtype]:
 _op = span_op(
     "ttt_linear_chunked", span, timed=("q", "k", "v", "lr", "rate", "place"),
     fixed=("norm_weight", "norm_bias", "W0", "b0", "scale"), options={"eps": float, "aligned": bool}, length=_length,
-    like=_like, n_states=2,
+    like=_like,
 )

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hybridtf.ops.documents import state_dtype
-from hybridtf.ops.span_op import Call, States, chunks_at_once
+from hybridtf.ops.passes_op import Call, States
+from hybridtf.ops.spans import chunks_at_once
 from hybridtf.ops.wkv.sums import LOW, Sums, merged, shifted
 
 
