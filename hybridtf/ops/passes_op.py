@@ -244,8 +244,9 @@ def _function(name: str, form: _Form, forward_op: Any, backward_op: Any) -> type
             ctx.options = inputs[n_masked:n_call]
             ctx.shape, ctx.dtype, ctx.n = output[0].shape, output[0].dtype, len(inputs) - n_call
             tensors = list(inputs[:n_masked])
+            ctx.unread = [None if inputs[i] is None else inputs[i].shape for i in unread]
             for i in unread:
-                tensors[i] = None if tensors[i] is None else tensors[i].new_zeros(()).expand(tensors[i].shape)
+                tensors[i] = None if inputs[i] is None else inputs[i].new_empty(0)  # its dtype alone
             starts = output[1 + ctx.n :]
             ctx.save_for_backward(*tensors, *((output[0], *inputs[n_call:]) if by_result else starts))
             ctx.mark_non_differentiable(*starts)
@@ -254,7 +255,9 @@ def _function(name: str, form: _Form, forward_op: Any, backward_op: Any) -> type
         @staticmethod
         def backward(ctx: Any, dy: Tensor | None, *rest: Tensor | None) -> tuple[Tensor | None, ...]:
             saved = ctx.saved_tensors
-            tensors, kept = saved[:n_masked], saved[n_masked:]
+            tensors, kept = list(saved[:n_masked]), saved[n_masked:]
+            for i, shape in zip(unread, ctx.unread, strict=True):
+                tensors[i] = None if shape is None else tensors[i].new_zeros(()).expand(shape)
             shapes = [x.shape for x in kept[1:]] if by_result else [x.shape[1:] for x in kept]
             given = zip(rest[: ctx.n], kept[-ctx.n :], shapes, strict=True)
             dlast = [x.new_zeros(shape) if d is None else d for d, x, shape in given]

@@ -26,6 +26,16 @@ def chunks_at_once(elements: int, device: torch.device) -> int:
     return at_once
 
 
+def power_of_two(chunk_size: int) -> int:
+    """The largest that is not more."""
+    return 1 << (chunk_size.bit_length() - 1)
+
+
+def chunk_length(chunk_size: int, n_tokens: int) -> int:
+    """Tokens of a chunk: a power of 2, at most ``chunk_size``, and no longer than the call needs."""
+    return min(power_of_two(chunk_size), 1 << max(n_tokens - 1, 0).bit_length())
+
+
 class Span(NamedTuple):
     """Chunks of equal length that are computed side by side."""
 

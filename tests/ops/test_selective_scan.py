@@ -11,7 +11,8 @@ from hybridtf.core.kernels import KernelSet
 from hybridtf.core.segments import Segments
 from hybridtf.ops.selective_scan import KERNELS, selective_scan_chunked, selective_scan_reference
 from hybridtf.ops.selective_scan.tree import products, scan_, scan_back_
-from tests.ops.selective_scan_cases import Inputs, assert_same, call, grads, inputs
+from tests.ops.recurrence_cases import assert_same, call, grads
+from tests.ops.selective_scan_cases import Inputs, inputs
 from tests.ops.ssd_cases import random_segments
 
 LENGTHS = (0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 61)

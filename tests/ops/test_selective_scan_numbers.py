@@ -12,7 +12,8 @@ from hybridtf.core.segments import Segments
 from hybridtf.ops.selective_scan import chunked, selective_scan_chunked, selective_scan_reference, selective_scan_summary
 from tests.ops.live_bytes import Peak
 from tests.ops.operators import arguments, inside
-from tests.ops.selective_scan_cases import Inputs, call, grads, inputs, loss
+from tests.ops.recurrence_cases import call, grads, loss
+from tests.ops.selective_scan_cases import Inputs, inputs
 from tests.ops.ssd_cases import random_segments
 
 

@@ -12,7 +12,8 @@ from hybridtf.core.errors import ConfigError
 from hybridtf.core.kernels import KernelSet
 from hybridtf.core.segments import Segments
 from hybridtf.ops.ssd import KERNELS, ssd_chunked, ssd_reference
-from tests.ops.ssd_cases import Inputs, assert_same, call, inputs, random_segments
+from tests.ops.recurrence_cases import assert_same, call
+from tests.ops.ssd_cases import Inputs, inputs, random_segments
 
 LENGTHS = (0, 1, 2, 15, 16, 17, 31, 63, 64, 65, 100, 127)
 

@@ -10,7 +10,8 @@ from hybridtf.core.segments import Segments
 from hybridtf.ops.ssd import chunked, ssd_chunked, ssd_reference, ssd_summary
 from tests.ops.live_bytes import Peak
 from tests.ops.operators import arguments, inside
-from tests.ops.ssd_cases import Inputs, assert_same, call, grads, inputs, random_segments
+from tests.ops.recurrence_cases import assert_same, call, grads
+from tests.ops.ssd_cases import Inputs, inputs, random_segments
 
 
 def with_decay(x: Inputs, log_a: Tensor) -> Inputs:

@@ -6,16 +6,20 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from hybridtf.core.errors import KernelError
 from hybridtf.core.segments import Segments
 from hybridtf.ops.short_conv import short_conv_reference, short_conv_taps
 from hybridtf.ops.spans import count_spans, spans_of
 from hybridtf.ops.ssd import chunked, ssd_chunked, ssd_reference
 from tests.ops.operators import arguments, check_operators, inside
-from tests.ops.ssd_cases import Inputs, call, grads, inputs, random_segments
+from tests.ops.recurrence_cases import (
+    call,
+    check_checkpointing,
+    check_second_derivatives_are_refused,
+    check_torch_func,
+)
+from tests.ops.ssd_cases import Inputs, inputs, random_segments
 
 LENGTHS = [5, 7, 16, 17, 31, 32, 33, 64, 100, 128, 200, 260, 2, 3]
 
@@ -112,28 +116,17 @@ def test_torch_func(t: int, packed: bool) -> None:
     x = Inputs(*(z.detach() for z in inputs(3, 2, t)))
     segments = random_segments(3, 2, t) if packed else None
 
-    def loss(op, *a: Tensor) -> Tensor:
-        y, state = call(op, Inputs(*a), segments=segments, chunk_size=8)
-        return y.square().sum() + state.square().sum()
-
     def alone(op, k: Tensor) -> Tensor:
         return op(k, k, *x[2:4], segments=segments, chunk_size=8)[1].square().sum()
 
-    for f, args in ((loss, tuple(x)), (alone, (x.k,))):
-        where = tuple(range(1, len(args) + 1))
-        found, expected = (torch.func.grad(f, where)(op, *args) for op in (ssd_chunked, ssd_reference))
-        for a, b in zip(found, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    check_torch_func(ssd_chunked, ssd_reference, x, segments, alone, x.k)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("t", [1, 20])
 def test_checkpointing_reads_what_was_saved_once(t: int, packed: bool) -> None:
     x, segments = inputs(3, 2, t), random_segments(3, 2, t) if packed else None
-    saved = checkpoint(ssd_chunked, *x[:4], use_reentrant=False, segments=segments, chunk_size=8)
-    plain = ssd_chunked(*x[:4], segments=segments, chunk_size=8)
-    for a, b in zip([*saved, *grads(*saved, x)], [*plain, *grads(*plain, x)], strict=True):
-        assert torch.equal(a, b)
+    check_checkpointing(ssd_chunked, x, segments)
     unpacked: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda z: z, lambda z: (unpacked.append(id(z)), z)[1]):
         y, (state,) = chunked._OP(x[:4], (), (8,), segments, [x.initial_state.view(2, 1, 5, 2, 3)])
@@ -143,14 +136,7 @@ def test_checkpointing_reads_what_was_saved_once(t: int, packed: bool) -> None:
 
 def test_second_derivatives_are_refused_not_wrong() -> None:
     x = inputs(0, 1, 9)
-    y, _ = call(ssd_chunked, x, chunk_size=4)
-    first = torch.autograd.grad(y.square().sum(), x, create_graph=True)
-    expected = torch.autograd.grad(call(ssd_reference, x)[0].square().sum(), x)
-    for a, b in zip(first, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-    for grad in first:
-        with pytest.raises(KernelError, match="no second derivatives"):
-            torch.autograd.grad(grad.sum(), x.v, retain_graph=True)
+    check_second_derivatives_are_refused(ssd_chunked, ssd_reference, x, x.v)
 
 
 @pytest.mark.parametrize(("t", "chunk_size"), [(20, 8), (16, 8), (7, 8), (0, 8), (130, 64)])

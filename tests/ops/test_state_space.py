@@ -4,12 +4,12 @@ import pytest
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hybridtf.core import ConfigError, KernelError, Segments
 from hybridtf.ops.state_space import CASES, chunked, state_space_chunked, state_space_reference
 from hybridtf.ops.state_space.shapes import check
 from hybridtf.ops.state_space.tables import tables
+from tests.ops.live_bytes import Peak
 from tests.ops.operators import arguments, check_operators
 from tests.ops.ssd_cases import random_segments
 
@@ -136,18 +136,6 @@ def test_decay_to_nothing_leaves_no_nan():
     assert all(z.isfinite().all() for z in (y, *flat(state), *grads))
 
 
-class Calls(TorchDispatchMode):
-    """Counts operators, also those inside ours."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
 def test_memory_of_the_backward_holds_no_states_between_chunks():
     """Saved are inputs, tables and one state a chunk: for t tokens at most a few times (b t c), though n is 32."""
     t, c, n = 4096, 4, 32
@@ -179,8 +167,8 @@ def test_calls_grow_with_chunks():
     counts = []
     for t in (512, 1024, 2048):
         x = pytree.tree_map(Tensor.detach, draw("dense", t))
-        with torch.no_grad(), Calls() as calls:
+        with torch.no_grad(), Peak() as calls:
             state_space_chunked(**x)
-        counts.append(calls.count)
+        counts.append(calls.calls)
     assert counts[2] - counts[1] == 2 * (counts[1] - counts[0])
     assert counts[2] - counts[1] <= 1024 / 64 * 30

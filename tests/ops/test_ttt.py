@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hybridtf.core.errors import ConfigError, KernelError
 from hybridtf.ops.ttt import CASES, ttt_linear_chunked, ttt_linear_reference
+from tests.ops.live_bytes import Peak
 from tests.ops.operators import check_operators
 from tests.ops.ssd_cases import random_segments
 from tests.peers import peer
@@ -168,14 +168,6 @@ def test_a_compiler_sees_one_call() -> None:
     agree(compiled(*x.values()), results(ttt_linear_chunked(**x, eps=0.1)), x)
 
 
-class Count(TorchDispatchMode):
-    total = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.total += 1
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize(("aligned", "each"), [(True, 9), (False, 32)])
 def test_calls_grow_with_mini_batches_alone(aligned: bool, each: int) -> None:
     from hybridtf.ops.passes_op import Call
@@ -187,9 +179,9 @@ def test_calls_grow_with_mini_batches_alone(aligned: bool, each: int) -> None:
         place = (torch.arange(t) % 16)[None]
         timed = {**{n: x[n] for n in ("q", "k", "v", "lr")}, "rate": x["scale"][place], "place": place.double()}
         state = (torch.zeros(1, H, P + 1, P, dtype=torch.float64),) * 2
-        with Count() as mode:
+        with Peak() as mode:
             span(Call(timed, {n: x[n] for n in FIXED}, {"eps": 0.1, "aligned": aligned}, None), state)
-        counts.append(mode.total)
+        counts.append(mode.calls)
     assert (counts[1] - counts[0]) / (256 - 32) <= each
 
 
