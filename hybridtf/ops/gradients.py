@@ -43,6 +43,7 @@ def with_backward(
     """``forward_op(*tensors, *options)``, which gives a tuple, with ``backward_op`` for its gradients, of the first order.
     Not by ``register_autograd``, which ``torch.func`` cannot pass through.
 
+    Both are overloads (``torch.ops.hybridtf.NAME.default``), which a compiler knows, and not the objects that defined them.
     Of the arguments ``n_tensors`` are tensors or None; ``place(tensors, found)`` says what of them has which gradient.
     ``backward_op(*dresults, *tensors, *options)``; with ``keep_results`` it is given the results as well, before the tensors,
     and only the first has a gradient.

@@ -359,6 +359,6 @@ def _place(tensors: Sequence[Tensor | None], found: Sequence[Tensor]) -> Sequenc
 
 
 _Blockwise: Any = with_backward(
-    _forward_op, _backward_op, op="attention", kernel="blockwise", n_tensors=_N_TENSORS,
-    place=_place, keep_results=True,
+    torch.ops.hybridtf.attention_blockwise.default, torch.ops.hybridtf.attention_blockwise_backward.default,
+    op="attention", kernel="blockwise", n_tensors=_N_TENSORS, place=_place, keep_results=True,
 )

@@ -292,7 +292,8 @@ register_flop_formula(torch.ops.hybridtf.block_sparse_attention_backward)(_backw
 
 
 _Grouped: Any = with_backward(
-    _forward_op, _backward_op, op="block_sparse_attention", kernel="grouped", n_tensors=_N_TENSORS,
+    torch.ops.hybridtf.block_sparse_attention.default, torch.ops.hybridtf.block_sparse_attention_backward.default,
+    op="block_sparse_attention", kernel="grouped", n_tensors=_N_TENSORS,
     place=lambda tensors, found: (*found, *[None] * (len(tensors) - len(found))),
 )
 

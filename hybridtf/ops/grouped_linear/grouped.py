@@ -154,5 +154,5 @@ def _of_outer(needed: Sequence[bool], outer: Tensor, x: Tensor, grad: Tensor, en
     return linear(grad, outer.transpose(1, 2), ends, blocks), linear(x, outer, ends, blocks)
 
 
-_Linear = _product(_linear_op, _of_linear)
-_Outer = _product(_outer_op, _of_outer)
+_Linear = _product(torch.ops.hybridtf.grouped_linear.default, _of_linear)
+_Outer = _product(torch.ops.hybridtf.grouped_outer.default, _of_outer)
