@@ -116,7 +116,7 @@ def test_autocast_changes_nothing() -> None:
 
 def in_order(x: Inputs, chunk_size: int) -> tuple[Any, ...]:
     """As the operators take them."""
-    return arguments((x.x, x.dt, x.B, x.C, x.A, x.D), None, (chunk_size,))
+    return arguments((x.x, x.dt, x.B, x.C, x.A.T[None], x.D[None]), None, (chunk_size,))
 
 
 def peak(t: int, n: int = 32) -> Peak:

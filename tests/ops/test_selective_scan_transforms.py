@@ -16,6 +16,7 @@ from hybridtf.ops.selective_scan import (
     selective_scan_reference,
     selective_scan_summary,
 )
+from hybridtf.ops.selective_scan.blocks import by_row
 from tests.ops.operators import arguments, check_operators
 from tests.ops.recurrence_cases import (
     call,
@@ -102,7 +103,8 @@ def test_the_operators_are_well_formed(t: int, skip: bool, packed: bool) -> None
     x = Inputs(*(z.detach() for z in inputs(0, 2, t, g=2)))
     state = x.initial_state.view(4, 2, 3).transpose(1, 2)
     segments = documents(t) if packed and t else None
-    given = (x.x, x.dt, x.B, x.C, x.A, x.D if skip else None)
+    A, D = (by_row(z, 2, 2, z.dtype) for z in (x.A, x.D))
+    given = (x.x, x.dt, x.B, x.C, A, D if skip else None)
     check_operators(chunked._OP, arguments(given, segments, (8,)), [state])
 
 

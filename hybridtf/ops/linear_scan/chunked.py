@@ -46,7 +46,8 @@ def _run(args: Arguments, state: Parts) -> tuple[Parts, Parts]:
     decay = [x.reshape(b, t, c) if x.ndim == args.u[0].ndim else x.reshape(c) for x in args.decay]
     start = [x.reshape(b, c) for x in state]
     h, last = _OP((*flat, None)[:2], (*decay, None)[:2], (args.log,), args.segments, start)
-    return tuple(x.view(b, t, *channels) for x in h.unbind(0)), tuple(x.view(b, *channels) for x in last)
+    parts = (h,) if len(flat) == 1 else h.unbind(0)  # no unbind of one: its gradient is a copy
+    return tuple(x.view(b, t, *channels) for x in parts), tuple(x.view(b, *channels) for x in last)
 
 
 def _like(call: Call) -> tuple[Sequence[int], torch.dtype]:

@@ -46,17 +46,10 @@ def stays(call: Call, dtype: torch.dtype) -> Tensor | None:
     return (~call.masks.starts.T).to(dtype).repeat_interleave(rows_of(call)[1], dim=1)[..., None, None]
 
 
-def by_row(call: Call, z: Tensor, dtype: torch.dtype) -> Tensor:
-    """A parameter (g*c) or (g*c n) as (r c) or (r n c)."""
-    b, g = rows_of(call)
+def by_row(z: Tensor, b: int, g: int, dtype: torch.dtype) -> Tensor:
+    """A parameter (g*c) or (g*c n) as (r c) or (r n c), for each row of the batch."""
     part: Tensor = z.to(dtype).reshape(g, z.shape[0] // g, *z.shape[1:]).movedim(1, -1)
     return part.expand(b, *part.shape).reshape(b * g, *part.shape[1:]).contiguous()
-
-
-def over_batch(call: Call, z: Tensor, like: Tensor) -> Tensor:
-    """The gradient of a parameter: the sum of what its rows (r c) or (r n c) give, as ``like``."""
-    b, g = rows_of(call)
-    return z.view(b, g, *z.shape[1:]).sum(0).movedim(-1, 1).reshape(like.shape)
 
 
 class Block(NamedTuple):

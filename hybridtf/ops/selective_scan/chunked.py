@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hybridtf.core.segments import Segments
 from hybridtf.ops.documents import start_state, state_dtype
+from hybridtf.ops.selective_scan.blocks import by_row
 from hybridtf.ops.selective_scan.flops import backward_flops, forward_flops
 from hybridtf.ops.selective_scan.passes import backward_span, forward_span
 from hybridtf.ops.selective_scan.shapes import by_group, check
@@ -36,8 +37,9 @@ def selective_scan_chunked(
         if x.shape[1] == 1:
             return selective_scan_step(x, dt, A, B, C, D, state, segments)
         (b, c, n), g = state.shape, B.shape[2]
-        by_row = state.reshape(b * g, c // g, n).transpose(1, 2)
-        y, (last,) = _OP((x, dt, B, C), (A, D), (chunk_size,), segments, (by_row,))
+        rows = state.reshape(b * g, c // g, n).transpose(1, 2)
+        A, D = by_row(A, b, g, dtype), None if D is None else by_row(D, b, g, dtype)
+        y, (last,) = _OP((x, dt, B, C), (A, D), (chunk_size,), segments, (rows,))
         return y, last.transpose(1, 2).reshape(b, c, n).contiguous()
 
 

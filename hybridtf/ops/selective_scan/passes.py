@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hybridtf.ops.passes_op import Call, States
-from hybridtf.ops.selective_scan.blocks import Block, blocks_of, by_row, lay, load, over_batch, rows_of, stays, unload
+from hybridtf.ops.selective_scan.blocks import Block, blocks_of, lay, load, rows_of, stays, unload
 from hybridtf.ops.selective_scan.tree import products, scan_, scan_back_
 from hybridtf.ops.span_op import SpanGradients
 
@@ -37,32 +37,32 @@ class Sums(NamedTuple):
 
 
 def forward_span(call: Call, states: States) -> tuple[Tensor, States]:
-    """y (b l c) of a chunk, and the state after it; the one before is (r n c)."""
+    """y (b l c) of a chunk, and the state after it; the one before is (r n c). A is (r n c) and D (r c), as the state is."""
     (state,), chunk = states, _load(call, states[0].dtype)
-    A, out = by_row(call, call["A"], state.dtype), torch.empty_like(chunk.x)
+    A, out = call["A"], torch.empty_like(chunk.x)
     after = torch.empty_like(state, memory_format=torch.contiguous_format)
     for block in blocks_of(out.shape, A.shape[1], out.device):
         h, _ = _states(chunk, A, state, block)
         block.cut(out).copy_((chunk.C[:, block.rows, None] @ h)[:, :, 0])
         block.states(after).copy_(h[-1])
     if call["D"] is not None:
-        out.addcmul_(by_row(call, call["D"], state.dtype), chunk.x)
+        out.addcmul_(call["D"], chunk.x)
     return unload(out, call["x"]), (after,)
 
 
 def backward_span(call: Call, states: States, dy: Tensor, dstates: States) -> SpanGradients:
-    """Gradients of x, dt, B and C of a chunk, of A and D, and of the state before it."""
+    """Gradients of x, dt, B and C of a chunk, of A (r n c) and D (r c), and of the state before it."""
     (before,), dtype = states, dstates[0].dtype
     dstate = dstates[0].clone(memory_format=torch.contiguous_format)
-    A, D = by_row(call, call["A"], dtype), call["D"]
+    A, D = call["A"], call["D"]
     chunk, dout = _load(call, dtype), lay(call, dy, dtype)
     sums = Sums(*(torch.zeros_like(z) for z in (chunk.x, chunk.dt, chunk.B, chunk.C, A)))
     for block in blocks_of(dout.shape, A.shape[1], dout.device):
         _backward_block(chunk, A, before, dout, dstate, block, sums)
-    fixed = [over_batch(call, sums.A, call["A"])]
+    fixed = [sums.A]
     if D is not None:
-        sums.x.addcmul_(by_row(call, D, dtype), dout)
-        fixed.append(over_batch(call, (dout * chunk.x).sum(0), D))
+        sums.x.addcmul_(D, dout)
+        fixed.append((dout * chunk.x).sum(0))
     if call.masks is not None:
         # A pad has no time step, but its state has decays around it: what they give is no gradient of the pad.
         sums.dt.view(len(dout), *rows_of(call), -1).masked_fill_(~call.masks.real.T[..., None, None], 0)
