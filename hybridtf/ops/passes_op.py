@@ -224,11 +224,25 @@ def _flat(n_call: int, backward_op: Any) -> Callable[..., tuple[Tensor, ...]]:
     return run
 
 
+def _without(tensors: Sequence[Tensor | None], unread: Sequence[int]) -> tuple[list[Tensor | None], list[Any]]:
+    """The tensors with none of the elements of those ``unread``, and the shapes of these."""
+    found = [None if x is None else x.new_empty(0) if i in unread else x for i, x in enumerate(tensors)]
+    return found, [None if x is None else x.shape for x in (tensors[i] for i in unread)]
+
+
+def _with(tensors: Sequence[Tensor | None], unread: Sequence[int], shapes: Sequence[Any]) -> list[Tensor | None]:
+    """The tensors again, those that were left out as one zero spread over their shape."""
+    found = list(tensors)
+    for i, shape in zip(unread, shapes, strict=True):
+        x = found[i]
+        found[i] = None if x is None else x.new_zeros(()).expand(shape)
+    return found
+
+
 def _function(name: str, form: _Form, forward_op: Any, backward_op: Any) -> type[torch.autograd.Function]:
     """The op with its gradients. Not by ``register_autograd``, which ``torch.func`` cannot pass through."""
     # Plain numbers: a compiler looks into these functions and knows no objects of ours.
-    n_call, n_tensors = form.n_call, len(form.names)
-    n_masked, by_result = n_tensors + 3, form.count is None
+    n_call, n_tensors, n_masked, by_result = form.n_call, len(form.names), len(form.names) + 3, form.count is None
     unread = tuple(form.names.index(x) for x in form.unread)
     gradients = _flat(n_call, backward_op)
     twice: Any = first_order(gradients, name.removesuffix("_chunked"), "chunked")
@@ -243,10 +257,7 @@ def _function(name: str, form: _Form, forward_op: Any, backward_op: Any) -> type
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
             ctx.options = inputs[n_masked:n_call]
             ctx.shape, ctx.dtype, ctx.n = output[0].shape, output[0].dtype, len(inputs) - n_call
-            tensors = list(inputs[:n_masked])
-            ctx.unread = [None if inputs[i] is None else inputs[i].shape for i in unread]
-            for i in unread:
-                tensors[i] = None if inputs[i] is None else inputs[i].new_empty(0)  # its dtype alone
+            tensors, ctx.unread = _without(inputs[:n_masked], unread)
             starts = output[1 + ctx.n :]
             ctx.save_for_backward(*tensors, *((output[0], *inputs[n_call:]) if by_result else starts))
             ctx.mark_non_differentiable(*starts)
@@ -255,12 +266,9 @@ def _function(name: str, form: _Form, forward_op: Any, backward_op: Any) -> type
         @staticmethod
         def backward(ctx: Any, dy: Tensor | None, *rest: Tensor | None) -> tuple[Tensor | None, ...]:
             saved = ctx.saved_tensors
-            tensors, kept = list(saved[:n_masked]), saved[n_masked:]
-            for i, shape in zip(unread, ctx.unread, strict=True):
-                tensors[i] = None if shape is None else tensors[i].new_zeros(()).expand(shape)
-            shapes = [x.shape for x in kept[1:]] if by_result else [x.shape[1:] for x in kept]
-            given = zip(rest[: ctx.n], kept[-ctx.n :], shapes, strict=True)
-            dlast = [x.new_zeros(shape) if d is None else d for d, x, shape in given]
+            tensors, kept = _with(saved[:n_masked], unread, ctx.unread), saved[n_masked:]
+            states = zip(rest[: ctx.n], kept[-ctx.n :], strict=True)
+            dlast = [x.new_zeros(x.shape if by_result else x.shape[1:]) if d is None else d for d, x in states]
             dy = kept[0].new_zeros(ctx.shape, dtype=ctx.dtype) if dy is None else dy
             op = twice.apply if torch.is_grad_enabled() else gradients
             found = list(op(*tensors, *ctx.options, *kept, dy, *dlast))

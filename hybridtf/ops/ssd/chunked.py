@@ -1,6 +1,6 @@
 """``ssd`` by matrix products over chunks, in time and memory linear in the length. README.md has the derivation.
 
-The gradients of a span are written by hand: autograd's take longer, and lose weak decays beside strong ones.
+The gradients of a span are written by hand: with autograd's a training step takes a quarter longer (b 2, h 8, t 512 to 4096).
 
 Axes: b batch, t time, g groups, r heads a group, h = g r, n keys, p values.
 """
