@@ -49,7 +49,8 @@ class Span(NamedTuple):
 
     def cut(self, x: Tensor) -> Tensor:
         """This span of ``x`` (b t ...) as (b c l ...)."""
-        return x[:, self.start : self.stop].reshape(x.shape[0], self.n_chunks, self.length, *x.shape[2:])
+        part = x if self.stop - self.start == x.shape[1] else x[:, self.start : self.stop]
+        return part.reshape(x.shape[0], self.n_chunks, self.length, *x.shape[2:])
 
 
 def spans_of(t: int, length: int, at_once: int) -> list[Span]:
