@@ -84,4 +84,8 @@ def hybridtf_op_cases() -> Sequence[OpCase]:
         *ttt.CASES,
         *mesa.CASES,
         *gather_attention.CASES,
+        *block_sparse_attention.CASES,
+        *stick_breaking.CASES,
+        *path_attention.CASES,
+        *grouped_linear.CASES,
     )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 
+from hybridtf.core.errors import ConfigError
 from hybridtf.core.segments import Segments
 
 
@@ -26,6 +29,42 @@ def carried_state(initial_state: Tensor, dtype: torch.dtype, segments: Segments 
         return initial_state.to(dtype)
     forgotten = ~segments.continues & (segments.last_id > 0)
     return initial_state.to(dtype).masked_fill(forgotten.view(-1, *[1] * (initial_state.ndim - 1)), 0)
+
+
+def memory_shape(k: Tensor, v: Tensor) -> tuple[int, int, int, int]:
+    """(b h k p), the state of an op that writes keys k (b t ... k) beside values v (b t ... h p)."""
+    return v.shape[0], v.shape[-2], k.shape[-1], v.shape[-1]
+
+
+def start_state(
+    initial_state: Tensor | None, shape: Sequence[int], like: Tensor, dtype: torch.dtype, segments: Segments | None
+) -> Tensor:
+    """The incoming state of ``shape`` (b ...) in ``dtype``: zeros, on the device of ``like``, where there is none, and in rows
+    that begin another document."""
+    return like.new_zeros(shape, dtype=dtype) if initial_state is None else carried_state(initial_state, dtype, segments)
+
+
+def start_states(
+    op: str, shapes: Mapping[str, tuple[int, ...]], initial_state: Mapping[str, Tensor] | None, like: Tensor,
+    dtype: torch.dtype, segments: Segments | None, axes: str = "",
+) -> dict[str, Tensor]:
+    """The same of an op whose state is several tensors, by name and shape; raises :class:`ConfigError` where one differs.
+
+    ``axes``: what the error calls the axes, where all tensors have the same.
+    """
+    states = {}
+    for name, shape in shapes.items():
+        given = None if initial_state is None else initial_state.get(name)
+        if initial_state is not None and (given is None or given.shape != shape):
+            got = None if given is None else tuple(given.shape)
+            raise ConfigError(f"{op}: initial_state[{name!r}] must be {axes}{' = ' if axes else ''}{shape}; got {got}")
+        states[name] = start_state(given, shape, like, dtype, segments)
+    return states
+
+
+def log_steps(log_a: Tensor, segments: Segments | None, dtype: torch.dtype) -> Tensor:
+    """``log_a`` (b t ...) for sums: no decay at pads, and no -inf: exp(-1000) is 0 in float64 too."""
+    return mask_pads(log_a, segments).to(dtype).clamp(min=-1000.0)
 
 
 def running_sum(x: Tensor, start: Tensor, segments: Segments | None) -> Tensor:

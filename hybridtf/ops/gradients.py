@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,6 +34,43 @@ def first_order(gradients: Callable[..., tuple[Tensor, ...]], op: str, kernel: s
             raise KernelError(f"{op}: kernel {kernel!r} has no second derivatives; use kernel 'reference'")
 
     return FirstOrder
+
+
+def with_backward(
+    forward_op: Any, backward_op: Any, *, op: str, kernel: str, n_tensors: int,
+    place: Callable[[Sequence[Tensor | None], Sequence[Tensor]], Sequence[Tensor | None]], keep_results: bool = False,
+) -> type[torch.autograd.Function]:
+    """``forward_op(*tensors, *options)``, which gives a tuple, with ``backward_op`` for its gradients, of the first order.
+    Not by ``register_autograd``, which ``torch.func`` cannot pass through.
+
+    Both are overloads (``torch.ops.hybridtf.NAME.default``), which a compiler knows, and not the objects that defined them.
+    Of the arguments ``n_tensors`` are tensors or None; ``place(tensors, found)`` says what of them has which gradient.
+    ``backward_op(*dresults, *tensors, *options)``; with ``keep_results`` it is given the results as well, before the tensors,
+    and only the first has a gradient.
+    """
+    twice: Any = first_order(backward_op, op, kernel)
+
+    class WithBackward(torch.autograd.Function):
+        @staticmethod
+        def forward(*inputs: Any) -> tuple[Tensor, ...]:
+            return tuple(forward_op(*inputs))
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+            ctx.save_for_backward(*(output if keep_results else ()), *inputs[:n_tensors])
+            ctx.options = inputs[n_tensors:]
+            if keep_results:
+                ctx.mark_non_differentiable(*output[1:])
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+            saved = ctx.saved_tensors
+            run: Any = twice.apply if torch.is_grad_enabled() else backward_op
+            found = run(*(grads[:1] if keep_results else grads), *saved, *ctx.options)
+            return (*place(saved[len(saved) - n_tensors :], found), *[None] * len(ctx.options))
+
+    WithBackward.__name__ = WithBackward.__qualname__ = f"WithBackward_{op}_{kernel}"
+    return WithBackward
 
 
 @contextmanager

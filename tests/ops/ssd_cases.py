@@ -41,22 +41,3 @@ def random_segments(seed: int, b: int, t: int) -> Segments:
         place = torch.arange(t)
         pads |= (place < left) | (place >= t - right)
     return Segments.from_ids(ids.masked_fill(pads, 0), continues=(torch.arange(b) + seed) % 2 == 0)
-
-
-def grads(y: Tensor, state: Tensor, x: Inputs, seed: int = 0) -> tuple[Tensor, ...]:
-    gen = torch.Generator().manual_seed(seed)
-    loss = (y * torch.randn(y.shape, generator=gen, dtype=y.dtype)).sum()
-    loss = loss + (state * torch.randn(state.shape, generator=gen, dtype=state.dtype)).sum()
-    found = torch.autograd.grad(loss, x, allow_unused=True)
-    return tuple(torch.zeros_like(a) if f is None else f for a, f in zip(x, found, strict=True))
-
-
-def call(op, x: Inputs, **more):
-    return op(*x[:4], initial_state=x.initial_state, **more)
-
-
-def assert_same(x: Inputs, first, second, tol: float = 1e-10) -> None:
-    for a, b in zip(first, second, strict=True):
-        torch.testing.assert_close(a, b, rtol=tol, atol=tol)
-    for a, b in zip(grads(*first, x), grads(*second, x), strict=True):
-        torch.testing.assert_close(a, b, rtol=tol, atol=tol)

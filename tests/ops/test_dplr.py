@@ -6,10 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.ops.dplr import dplr_chunked, dplr_combine, dplr_reference, dplr_summary
+from tests.ops.live_bytes import Peak
+from tests.ops.operators import arguments, check_operators
 from tests.ops.ssd_cases import random_segments
 from tests.peers import peer
 from tests.strict_float64 import StrictFloat64
@@ -100,7 +101,7 @@ class Exponents(TorchFunctionMode):
 
 def test_no_exponential_of_a_positive_number() -> None:
     from hybridtf.ops.dplr.spans import NAMES, span
-    from hybridtf.ops.span_op import Call
+    from hybridtf.ops.passes_op import Call
 
     x = [z.detach() for z in draw(40)]
     with Exponents() as mode:
@@ -130,11 +131,7 @@ def test_the_operators_are_well_formed(packed: bool) -> None:
     from hybridtf.ops.dplr.chunked import _OP
 
     x, s = [z.detach() for z in draw(9, b=4)], random_segments(9, 4, 9)
-    masks = (s.real, s.effective, s.carried) if packed else (None, None, None)
-    given = (*x[:6], *masks, 4)
-    torch.library.opcheck(_OP.forward_op, (*given, [x[6]], True))
-    y, last, starts = _OP.forward_op(*given, [x[6]], True)
-    torch.library.opcheck(_OP.backward_op, (*given, starts, torch.randn_like(y), [torch.randn_like(last[0])]))
+    check_operators(_OP, arguments(x[:6], s if packed else None, (4,)), [x[6]])
 
 
 def test_a_compiler_sees_one_call() -> None:
@@ -145,24 +142,16 @@ def test_a_compiler_sees_one_call() -> None:
         torch.testing.assert_close(a, b)
 
 
-class Count(TorchDispatchMode):
-    total = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.total += 1
-        return func(*args, **(kwargs or {}))
-
-
 def test_calls_grow_with_chunks_alone() -> None:
     from hybridtf.ops.dplr.spans import NAMES, span
-    from hybridtf.ops.span_op import Call
+    from hybridtf.ops.passes_op import Call
 
     counts = []
     for t in (512, 4096):
         x = [z.detach() for z in draw(t, b=1, h=1)]
-        with Count() as mode:
+        with Peak() as mode:
             span(Call(dict(zip(NAMES, x, strict=False)), {}, {"chunk_size": 32}, None), (x[6],))
-        counts.append(mode.total)
+        counts.append(mode.calls)
     per_chunk = (counts[1] - counts[0]) / (128 - 16)
     assert per_chunk <= 8
     assert counts[0] < 640

@@ -21,6 +21,7 @@ from hybridtf.ops.gated_delta_rule import (
 from hybridtf.ops.gated_delta_rule.chunked import _OP
 from hybridtf.ops.gated_delta_rule.inverse import unit_inverse
 from tests.ops.live_bytes import Peak
+from tests.ops.operators import arguments, check_operators
 from tests.ops.ssd_cases import random_segments
 from tests.peers import peer
 from tests.strict_float64 import StrictFloat64
@@ -119,7 +120,7 @@ def test_equals_transformers(name: str) -> None:
 @pytest.mark.parametrize(("decay", "steps"), [("head", 1), ("channel", 1), ("none", 3), ("head", 2), ("channel", 2)])
 @pytest.mark.parametrize("budget", [1, 2**18])
 def test_spans_and_odd_chunks(decay: str, steps: int, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hybridtf.ops.span_op.SPAN_BUDGET", budget)
+    monkeypatch.setattr("hybridtf.ops.spans.SPAN_BUDGET", budget)
     for t, chunk in ((9, 1), (23, 7), (33, 16)):
         x, segments = draw(t, steps=steps, decay=decay, b=4), random_segments(t, 4, t)
         expected = run(gated_delta_rule_reference, x, segments=segments)
@@ -243,10 +244,7 @@ def test_bfloat16_keeps_the_memory_in_float32() -> None:
 def test_the_operators_are_well_formed(decay: str, steps: int) -> None:
     x = [None if z is None else z.detach() for z in draw(9, decay=decay, steps=steps, b=3)]
     s = random_segments(9, 3, 9)
-    given = (*x[:5], s.real, s.effective, s.carried, 8)
-    torch.library.opcheck(_OP.forward_op, (*given, [x[5]], True))
-    y, last, starts = _OP.forward_op(*given, [x[5]], True)
-    torch.library.opcheck(_OP.backward_op, (*given, starts, torch.randn_like(y), [torch.randn_like(last[0])]))
+    check_operators(_OP, arguments(x[:5], s, (8,)), [x[5]])
 
 
 def test_compiler_sees_one_call() -> None:

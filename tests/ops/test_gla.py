@@ -8,10 +8,11 @@ from torch import Tensor
 
 from hybridtf.core.errors import ConfigError, KernelError
 from hybridtf.core.segments import Segments
-from hybridtf.ops.gla import gla_chunked, gla_combine, gla_reference, gla_summary
+from hybridtf.ops.gla import chunked, gla_chunked, gla_combine, gla_reference, gla_summary
 from hybridtf.ops.gla.spans import gla_span
-from hybridtf.ops.span_op import Call
+from hybridtf.ops.passes_op import Call
 from tests.ops.live_bytes import Peak
+from tests.ops.operators import arguments, check_operators
 from tests.ops.ssd_cases import random_segments
 from tests.peers import peer
 from tests.strict_float64 import StrictFloat64
@@ -186,17 +187,11 @@ def test_calls_grow_with_chunks_and_memory_with_length() -> None:
 
 
 def test_the_operators_are_well_formed() -> None:
-    op = torch.ops.hybridtf.gla_chunked.default
     x = [z.detach() for z in draw(4, 9)]
     bonus = torch.randn(2, 5, dtype=torch.float64)
     s = random_segments(9, 4, 9)
-    for masks, u in (((None, None, None), None), ((s.real, s.effective, s.carried), bonus)):
-        given = (*x[:4], u, *masks, 4, False)
-        for keep in (False, True):
-            torch.library.opcheck(op, (*given, [x[4]], keep))
-        y, last, starts = op(*given, [x[4]], True)
-        backward = torch.ops.hybridtf.gla_chunked_backward.default
-        torch.library.opcheck(backward, (*given, starts, torch.randn_like(y), [torch.randn_like(z) for z in last]))
+    for segments, u in ((None, None), (s, bonus)):
+        check_operators(chunked._op, arguments((*x[:4], u), segments, (4, False)), [x[4]])
 
 
 def test_one_graph_serves_all_lengths() -> None:

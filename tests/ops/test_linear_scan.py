@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hybridtf.core import ConfigError, KernelSet, Segments
 from hybridtf.ops.linear_scan import KERNELS, linear_scan_chunked, linear_scan_reference
-from hybridtf.ops.linear_scan.spans import spans_of
+from hybridtf.ops.linear_scan.spans import spans_for
 from tests.ops.linear_scan_cases import FORMS, Inputs, assert_same, call, inputs, number
 from tests.ops.ssd_cases import random_segments
 
@@ -19,7 +19,7 @@ LENGTHS = (0, 1, 2, 3, 7, 17, 32, 61)
 def span(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Spans of this many tokens."""
     monkeypatch.setattr("hybridtf.ops.linear_scan.spans.SPAN_TOKENS", request.param)
-    monkeypatch.setattr("hybridtf.ops.linear_scan.spans.SPAN_BUDGET", 1)
+    monkeypatch.setattr("hybridtf.ops.spans.SPAN_BUDGET", 1)
     return int(request.param)
 
 
@@ -224,8 +224,8 @@ def test_kernels_are_registered_and_take_pairs() -> None:
 @pytest.mark.parametrize("tokens", [1, 6, 100])
 def test_spans_cover_every_token_once(tokens: int, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hybridtf.ops.linear_scan.spans.SPAN_TOKENS", tokens)
-    monkeypatch.setattr("hybridtf.ops.linear_scan.spans.SPAN_BUDGET", budget)
+    monkeypatch.setattr("hybridtf.ops.spans.SPAN_BUDGET", budget)
     for t in range(60):
         for b in (0, 1, 3):
-            spans = spans_of(torch.Size((b, t, 5)), torch.device("cpu"))
+            spans = spans_for(torch.Size((b, t, 5)), torch.device("cpu"))
             assert [i for s in spans for i in range(s.start, s.stop)] == list(range(t))

@@ -22,7 +22,7 @@ OPS = [linear_scan_reference, linear_scan_chunked]
 def small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several spans of several chunks in these short rows."""
     monkeypatch.setattr("hybridtf.ops.linear_scan.spans.SPAN_TOKENS", 12)
-    monkeypatch.setattr("hybridtf.ops.linear_scan.spans.SPAN_BUDGET", 1)
+    monkeypatch.setattr("hybridtf.ops.spans.SPAN_BUDGET", 1)
 
 
 def alone(x: Inputs, segments: Segments) -> tuple[Tensor, ...]:

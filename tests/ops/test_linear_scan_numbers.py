@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from hybridtf.core import Segments
-from hybridtf.ops.linear_scan import linear_scan_chunked, linear_scan_reference
-from hybridtf.ops.linear_scan.passes import backward, forward
-from hybridtf.ops.linear_scan.spans import Call
+from hybridtf.ops.linear_scan import chunked, linear_scan_chunked, linear_scan_reference
 from tests.ops.linear_scan_cases import Inputs, call, grads, inputs
 from tests.ops.live_bytes import Peak
+from tests.ops.operators import arguments, inside
 from tests.ops.ssd_cases import random_segments
 
 
@@ -121,19 +122,22 @@ def test_autocast_changes_nothing() -> None:
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+def in_order(x: Inputs) -> tuple[Any, ...]:
+    """As the operators take them."""
+    return arguments((*(*x.u, None)[:2], *(*x.decay, None)[:2]), None, (True,))
+
+
 def peak(t: int, pair: bool) -> Peak:
     """Of both passes, which a dispatch mode sees as one call each from outside."""
     x = inputs(0, 1, t, 16, pair=pair, dtype=torch.float32).map(Tensor.detach)
-    given = Call(x.decay, True, None, None)
     with Peak() as mode:
-        h, last = forward(given, x.u, x.state)
-        backward(given, tuple(u.dtype for u in x.u), x.state, h, torch.ones_like(h), torch.ones_like(last))
+        inside(chunked._OP, in_order(x), x.state, by_result=True)
     return mode
 
 
 @pytest.mark.parametrize("pair", [False, True])
 def test_memory_and_calls_are_linear_in_the_length(pair: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hybridtf.ops.linear_scan.spans.SPAN_BUDGET", 1)
+    monkeypatch.setattr("hybridtf.ops.spans.SPAN_BUDGET", 1)
     monkeypatch.setattr("hybridtf.ops.linear_scan.spans.SPAN_TOKENS", 128)
     first, second, third = (peak(t, pair) for t in (512, 1024, 2048))
     assert third.calls - second.calls < 2.1 * (second.calls - first.calls)
@@ -152,8 +156,8 @@ def test_saved_are_the_states_and_the_factor_alone() -> None:
 
 def test_the_number_of_calls_does_not_grow_with_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
     """However wide a token is, chunks are swept side by side: never one step a token."""
-    monkeypatch.setattr("hybridtf.ops.linear_scan.spans.SPAN_BUDGET", 1)
+    monkeypatch.setattr("hybridtf.ops.spans.SPAN_BUDGET", 1)
     x = inputs(0, 1, 2048, 4, dtype=torch.float32).map(Tensor.detach)
     with Peak() as mode:
-        forward(Call(x.decay, True, None, None), x.u, x.state)
+        inside(chunked._OP, in_order(x), x.state, backward=False)
     assert mode.calls < 2048

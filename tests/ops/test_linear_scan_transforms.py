@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from hybridtf.core import KernelError, Segments
 from hybridtf.ops.linear_scan import chunked, linear_scan_chunked, linear_scan_reference, linear_scan_summary
 from tests.ops.linear_scan_cases import FORMS, Inputs, assert_same, call, grads, inputs, number
+from tests.ops.operators import arguments, check_operators
 from tests.ops.ssd_cases import random_segments
 
 LENGTHS = [5, 16, 33, 200, 2, 3]
@@ -101,12 +102,8 @@ def test_compiles_without_gradients(dynamic: bool) -> None:
 def test_the_operators_are_well_formed(form, t: int) -> None:
     x = inputs(0, 2, t, pair=form[0], log=form[1], timeless=form[2]).map(Tensor.detach)
     segments = documents(t) if t > 2 else None
-    masks = (None, None) if segments is None else (segments.real, segments.starts)
-    given = (list(x.decay), form[1], *masks, list(x.state))
-    torch.library.opcheck(chunked._forward_op, (list(x.u), *given))
-    h, last = chunked._forward_op(list(x.u), *given)
-    empty = [y.new_empty(0) for y in x.u]
-    torch.library.opcheck(chunked._backward_op, (empty, *given, h, torch.randn_like(h), torch.randn_like(last)))
+    given = arguments((*(*x.u, None)[:2], *(*x.decay, None)[:2]), segments, (form[1],))
+    check_operators(chunked._OP, given, x.state, by_result=True)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)

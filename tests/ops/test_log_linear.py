@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.ops.log_linear import chunked, log_linear_chunked, log_linear_reference
 from hybridtf.ops.log_linear.levels import level
+from tests.ops.live_bytes import Peak
+from tests.ops.operators import arguments, check_operators
 from tests.peers import peer
 
 F64 = torch.float64
@@ -99,18 +100,6 @@ def test_float32_stays_finite_and_near_float64(decay):
         assert grad.isfinite().all()
 
 
-class Calls(TorchDispatchMode):
-    """Counts operators."""
-
-    def __init__(self):
-        super().__init__()
-        self.n = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.n += 1
-        return func(*args, **(kwargs or {}))
-
-
 @torch.no_grad()
 def test_calls_grow_with_chunks_and_memory_with_the_levels():
     found = {}
@@ -123,10 +112,10 @@ def test_calls_grow_with_chunks_and_memory_with_the_levels():
             {}, {"chunk_size": size}, None,
         )
         state = (S, torch.zeros(2, dtype=F64))
-        with Calls() as calls:
+        with Peak() as calls:
             for start in range(0, t, size):
                 state = chunked._span(call.cut(start, start + size), state)[1]
-        found[t, size] = calls.n
+        found[t, size] = calls.calls
     assert found[128, 16] == found[256, 32]
     assert found[256, 16] == 2 * found[128, 16]
 
@@ -134,13 +123,7 @@ def test_calls_grow_with_chunks_and_memory_with_the_levels():
 def test_operators_are_whole():
     timed = [*(x.detach() for x in draw(9, 4)), torch.arange(1, 10, dtype=F64).expand(2, 9).contiguous()]
     states = [torch.randn(2, 3, 4, 3, 5, dtype=F64), torch.zeros(2, dtype=F64)]
-    given = (*timed, None, None, None, 4)
-    for keep in (False, True):
-        torch.library.opcheck(chunked._chunked.forward_op, (*given, states, keep))
-    y, last, starts = chunked._chunked.forward_op(*given, states, True)
-    torch.library.opcheck(
-        chunked._chunked.backward_op, (*given, starts, torch.randn_like(y), [torch.randn_like(z) for z in last])
-    )
+    check_operators(chunked._chunked, arguments(timed, None, (4,)), states)
 
 
 def test_compiled_equals_eager():

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hybridtf.core import ConfigError, KernelError, Segments
 from hybridtf.ops.long_conv import chunked, long_conv_chunked, long_conv_reference
+from tests.ops.operators import arguments, check_operators
 from tests.ops.ssd_cases import random_segments
 
 F64, C = torch.float64, 3
@@ -91,11 +92,7 @@ def test_gradcheck():
 def test_the_operators_are_well_formed(packed):
     x, weight, _ = (z.detach() for z in draw(40, 50))
     s = random_segments(1, 2, 40)
-    given = (x, weight, *((s.real, s.effective, s.carried) if packed else (None, None, None)))
-    state = [x.new_zeros(2, 0)]
-    torch.library.opcheck(chunked._OP.forward_op, (*given, state, False))
-    y, last, starts = chunked._OP.forward_op(*given, state, True)
-    torch.library.opcheck(chunked._OP.backward_op, (*given, starts, torch.randn_like(y), last))
+    check_operators(chunked._OP, arguments((x, weight), s if packed else None, ()), [x.new_zeros(2, 0)])
 
 
 def test_compiled():

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hybridtf.core.errors import ConfigError, KernelError
 from hybridtf.ops.mesa import mesa_chunked, mesa_reference
 from hybridtf.ops.mesa.solve import conjugate_gradients
+from tests.ops.live_bytes import Peak
+from tests.ops.operators import arguments, check_operators
 from tests.ops.ssd_cases import random_segments
 from tests.peers import peer
 from tests.strict_float64 import StrictFloat64
@@ -142,11 +143,7 @@ def test_the_operators_are_well_formed(packed: bool) -> None:
     from hybridtf.ops.mesa.chunked import _op
 
     x, s = [z.detach() for z in draw(9, b=4).values()], random_segments(9, 4, 9)
-    masks = (s.real, s.effective, s.carried) if packed else (None, None, None)
-    given, state = (*x[:6], *masks, 4, 6), [x[6]]
-    torch.library.opcheck(_op.forward_op, (*given, state, True))
-    y, last, starts = _op.forward_op(*given, state, True)
-    torch.library.opcheck(_op.backward_op, (*given, starts, torch.randn_like(y), [torch.randn_like(z) for z in last]))
+    check_operators(_op, arguments(x[:6], s if packed else None, (4, 6)), [x[6]])
 
 
 def test_a_compiler_sees_one_call() -> None:
@@ -158,17 +155,9 @@ def test_a_compiler_sees_one_call() -> None:
     agree(compiled(*x.values()), mesa_chunked(**x, chunk_size=4), x)
 
 
-class Count(TorchDispatchMode):
-    total = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.total += 1
-        return func(*args, **(kwargs or {}))
-
-
 def test_calls_grow_with_chunks_alone() -> None:
     from hybridtf.ops.mesa.chunked import _span
-    from hybridtf.ops.span_op import Call
+    from hybridtf.ops.passes_op import Call
 
     counts = []
     for t in (512, 4096):
@@ -176,9 +165,9 @@ def test_calls_grow_with_chunks_alone() -> None:
         call = Call(
             {n: x[n] for n in ("q", "k", "v", "beta", "log_a")}, {"ridge": x["ridge"]}, {"chunk_size": 64, "n_steps": 30}, None
         )
-        with Count() as mode:
+        with Peak() as mode:
             _span(call, (x["initial_state"],))
-        counts.append(mode.total)
+        counts.append(mode.calls)
     assert (counts[1] - counts[0]) / (64 - 8) <= 4  # the walk over chunks; the steps are those of a span
     assert counts[0] < 700
 
@@ -199,5 +188,5 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_second_derivatives_are_those_of_the_reference() -> None:
     x = draw(5)
     (first,) = torch.autograd.grad(mesa_chunked(**x)[0].sum(), [x["k"]], create_graph=True)
-    with pytest.raises(KernelError, match="mesa_chunked"):
+    with pytest.raises(KernelError, match="mesa: kernel 'chunked'"):
         first.sum().backward()

@@ -11,7 +11,8 @@ from hybridtf.core.kernels import KernelSet
 from hybridtf.core.segments import Segments
 from hybridtf.ops.selective_scan import KERNELS, selective_scan_chunked, selective_scan_reference
 from hybridtf.ops.selective_scan.tree import products, scan_, scan_back_
-from tests.ops.selective_scan_cases import Inputs, assert_same, call, grads, inputs
+from tests.ops.recurrence_cases import assert_same, call, grads
+from tests.ops.selective_scan_cases import Inputs, inputs
 from tests.ops.ssd_cases import random_segments
 
 LENGTHS = (0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 61)
@@ -68,7 +69,7 @@ def test_odd_widths_and_groups(c: int, n: int, g: int | None) -> None:
 @pytest.mark.parametrize("budget", [1, 40, 2**8, 2**10])
 @pytest.mark.parametrize("g", [None, 2])
 def test_blocks_of_any_size(budget: int, g: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hybridtf.ops.selective_scan.blocks.BLOCK_BUDGET", budget)
+    monkeypatch.setattr("hybridtf.ops.spans.SPAN_BUDGET", budget)
     x, segments = inputs(3, 3, 27, c=10, g=g), random_segments(9, 3, 27)
     found = call(selective_scan_chunked, x, segments=segments, chunk_size=8)
     assert_same(x, found, call(selective_scan_reference, x, segments=segments))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from functools import reduce
 
 import pytest
@@ -18,7 +17,16 @@ from hybridtf.ops.selective_scan import (
     selective_scan_reference,
     selective_scan_summary,
 )
-from tests.ops.selective_scan_cases import Inputs, assert_same, call, grads, inputs
+from tests.ops.recurrence_cases import (
+    assert_same,
+    call,
+    check_content_of_pads,
+    check_cuts,
+    check_packed,
+    check_rows_of_pads,
+    run_in_parts,
+)
+from tests.ops.selective_scan_cases import Inputs, inputs
 from tests.ops.ssd_cases import random_segments
 
 OPS = [selective_scan_reference, selective_scan_chunked]
@@ -51,24 +59,13 @@ def test_each_document_as_if_alone(op, seed: int) -> None:
 @pytest.mark.parametrize("lengths", [[5, 11, 3, 13], [8, 8, 8], [0, 1, 0, 1], [3, 0, 4], [0, 0], []])
 @pytest.mark.parametrize("continues", [False, True])
 def test_packed_documents_some_empty(op, lengths: list[int], continues: bool) -> None:
-    t = sum(lengths)
-    x, segments = inputs(1, 1, t), Segments.from_lengths([lengths], continues=continues)
-    y, state = call(op, x, segments=segments, chunk_size=8)
-    assert y.shape[1] == t
-    assert_same(x, (y, state), alone(x, segments))
-    if t == 0:
-        assert torch.equal(state, x.initial_state)
+    check_packed(op, inputs(1, 1, sum(lengths)), lengths, continues, alone)
 
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("t", [1, 9])
 def test_rows_of_pads_leave_the_state_untouched(op, t: int) -> None:
-    x = inputs(3, 2, t)
-    segments = Segments.from_mask(torch.zeros(2, t), continues=torch.tensor([True, False]))
-    y, state = call(op, x, segments=segments, chunk_size=4)
-    assert torch.equal(state, x.initial_state)
-    assert not y.any()
-    assert torch.equal(torch.autograd.grad(state.sum(), x.initial_state)[0], torch.ones_like(state))
+    check_rows_of_pads(op, inputs(3, 2, t), t)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -76,24 +73,7 @@ def test_rows_of_pads_leave_the_state_untouched(op, t: int) -> None:
 @pytest.mark.parametrize("garbage", [1e30, float("nan"), float("inf")])
 def test_content_of_pads_and_of_dropped_states_has_no_effect(op, t: int, garbage: float) -> None:
     x, segments = inputs(5, 8, t, dtype=torch.float32), random_segments(5, 8, t)
-    if t == 1:
-        segments = Segments.from_ids(torch.tensor([[0], [1]] * 4), continues=torch.arange(8) < 4)
-    pads = ~segments.real
-    dropped = ~segments.continues & (segments.last_id > 0)
-    assert pads.any()
-    assert dropped.any()
-    with torch.no_grad():
-        spoilt = [z.clone() for z in x]
-        for i in x.in_time:
-            spoilt[i][pads] = garbage
-        spoilt[6][dropped] = garbage
-    dirty = Inputs(*(z.requires_grad_() for z in spoilt))
-    first, second = (call(op, z, segments=segments, chunk_size=8) for z in (x, dirty))
-    of_first, of_second = grads(*first, x), grads(*second, dirty)
-    for a, b in zip((*first, *of_first), (*second, *of_second), strict=True):
-        assert torch.equal(a, b)
-    for i in x.in_time:
-        assert not of_first[i][pads].any()
+    check_content_of_pads(op, x, segments, x.in_time, [garbage] * 4)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -118,27 +98,11 @@ def test_decoding_goes_on_from_a_padded_prefill() -> None:
         torch.testing.assert_close(y[:1], own, rtol=1e-10, atol=1e-10)
 
 
-def run_in_parts(op, x: Inputs, cuts: list[int], segments: Segments | None, chunk_size: int) -> tuple[Tensor, Tensor]:
-    state, out = x.initial_state, []
-    for start, stop in zip([0, *cuts], [*cuts, x.x.shape[1]], strict=True):
-        part = None if segments is None else segments.narrow(start, stop)
-        y, state = op(*x.part(ALL, slice(start, stop)), initial_state=state, segments=part, chunk_size=chunk_size)
-        out.append(y)
-    return torch.cat(out, 1), state
-
-
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("op", OPS)
 def test_cut_law(op, packed: bool) -> None:
     x, segments = inputs(9, 3, 96), random_segments(9, 3, 96) if packed else None
-    whole = call(op, x, segments=segments, chunk_size=16)
-    expected = [*whole, *grads(*whole, x)]
-    rng = random.Random(0)
-    for i in range(20 if op is selective_scan_chunked else 4):
-        cuts = sorted(rng.choices(range(97), k=rng.randint(1, 6)))
-        parts = run_in_parts(op, x, cuts, segments, (8, 16, 32)[i % 3])
-        for a, b in zip([*parts, *grads(*parts, x)], expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    check_cuts(op, x, segments, x.in_time, 20 if op is selective_scan_chunked else 4)
 
 
 @pytest.mark.parametrize("chunk_size", [32, 48])
@@ -146,15 +110,15 @@ def test_long_input_streamed_in_float32(chunk_size: int) -> None:
     x = inputs(2, 1, 256, n=8, dtype=torch.float32, step=0.1)
     fresh = x._replace(initial_state=torch.zeros(1, 4, 8))
     whole, _ = selective_scan_chunked(*x[:6], chunk_size=chunk_size)
-    parts, _ = run_in_parts(selective_scan_chunked, fresh, [64, 128, 192], None, chunk_size)
+    parts, _ = run_in_parts(selective_scan_chunked, fresh, [64, 128, 192], None, chunk_size, x.in_time)
     torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)
-    again, _ = run_in_parts(selective_scan_chunked, fresh, [64, 128, 192], None, chunk_size)
+    again, _ = run_in_parts(selective_scan_chunked, fresh, [64, 128, 192], None, chunk_size, x.in_time)
     assert torch.equal(parts, again)
 
 
 def test_one_token_at_a_time_with_segments() -> None:
     x, segments = inputs(4, 4, 12, g=2), random_segments(4, 4, 12)
-    parts = run_in_parts(selective_scan_chunked, x, list(range(1, 12)), segments, 64)
+    parts = run_in_parts(selective_scan_chunked, x, list(range(1, 12)), segments, 64, x.in_time)
     assert_same(x, parts, call(selective_scan_reference, x, segments=segments))
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.selective_scan import selective_scan_chunked, selective_scan_reference, selective_scan_summary
-from hybridtf.ops.selective_scan.blocks import Call
-from hybridtf.ops.selective_scan.passes import backward, forward
+from hybridtf.ops.selective_scan import chunked, selective_scan_chunked, selective_scan_reference, selective_scan_summary
 from tests.ops.live_bytes import Peak
-from tests.ops.selective_scan_cases import Inputs, call, grads, inputs, loss
+from tests.ops.operators import arguments, inside
+from tests.ops.recurrence_cases import call, grads, loss
+from tests.ops.selective_scan_cases import Inputs, inputs
 from tests.ops.ssd_cases import random_segments
 
 
@@ -112,13 +114,16 @@ def test_autocast_changes_nothing() -> None:
         assert torch.equal(a, b)
 
 
+def in_order(x: Inputs, chunk_size: int) -> tuple[Any, ...]:
+    """As the operators take them."""
+    return arguments((x.x, x.dt, x.B, x.C, x.A.T[None], x.D[None]), None, (chunk_size,))
+
+
 def peak(t: int, n: int = 32) -> Peak:
     """Of both passes, which a dispatch mode sees as one call each from outside."""
     x = Inputs(*(z.detach() for z in inputs(0, 1, t, c=8, n=n, g=1, dtype=torch.float32)))
-    given = Call(*x[:6], None, None, 32)
     with Peak() as mode:
-        y, last, befores = forward(given, x.initial_state.transpose(1, 2), keep=True)
-        backward(given, befores, torch.ones_like(y), torch.ones_like(last))
+        inside(chunked._OP, in_order(x, 32), [x.initial_state.transpose(1, 2)])
     return mode
 
 
@@ -132,11 +137,11 @@ def test_memory_does_not_hold_the_states() -> None:
 
 
 def test_calls_do_not_grow_with_the_tokens_of_a_chunk() -> None:
-    few, many = (Call(*(z.detach() for z in inputs(0, 1, 1024, g=1)[:6]), None, None, size) for size in (64, 512))
+    given = Inputs(*(z.detach() for z in inputs(0, 1, 1024, g=1)))
     calls = []
-    for given in (few, many):
+    for size in (64, 512):
         with Peak() as mode:
-            forward(given, torch.zeros(1, 3, 4, dtype=torch.float64), keep=False)
+            inside(chunked._OP, in_order(given, size), [torch.zeros(1, 3, 4, dtype=torch.float64)], backward=False)
         calls.append(mode.calls)
     assert calls[1] < calls[0] / 4
 
@@ -151,5 +156,5 @@ def test_saved_tensors_hold_one_state_a_chunk() -> None:
 
 def test_without_gradients_no_state_is_kept() -> None:
     x = Inputs(*(z.detach() for z in inputs(0, 1, 256, g=1, dtype=torch.float32)))
-    given = Call(*x[:6], None, None, 1)
-    assert forward(given, x.initial_state.transpose(1, 2), keep=False)[2].numel() == 0
+    found = inside(chunked._OP, in_order(x, 1), [x.initial_state.transpose(1, 2)], backward=False)
+    assert found[2][0].numel() == 0

@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from hybridtf.core.errors import KernelError
 from hybridtf.core.segments import Segments
 from hybridtf.ops.selective_scan import (
     chunked,
@@ -18,7 +16,16 @@ from hybridtf.ops.selective_scan import (
     selective_scan_reference,
     selective_scan_summary,
 )
-from tests.ops.selective_scan_cases import Inputs, call, grads, inputs, loss
+from hybridtf.ops.selective_scan.blocks import by_row
+from tests.ops.operators import arguments, check_operators
+from tests.ops.recurrence_cases import (
+    call,
+    check_checkpointing,
+    check_second_derivatives_are_refused,
+    check_torch_func,
+    loss,
+)
+from tests.ops.selective_scan_cases import Inputs, inputs
 from tests.ops.ssd_cases import random_segments
 
 LENGTHS = [5, 16, 17, 64, 2, 100]
@@ -96,14 +103,9 @@ def test_the_operators_are_well_formed(t: int, skip: bool, packed: bool) -> None
     x = Inputs(*(z.detach() for z in inputs(0, 2, t, g=2)))
     state = x.initial_state.view(4, 2, 3).transpose(1, 2)
     segments = documents(t) if packed and t else None
-    masks = (None, None) if segments is None else (segments.real, segments.starts)
-    given = (*x[:5], x.D if skip else None, *masks, 8)
-    torch.library.opcheck(chunked._forward_op, (*given, state, False))
-    torch.library.opcheck(chunked._forward_op, (*given, state, True))
-    y, last, befores = chunked._forward_op(*given, state, True)
-    back = (*given, befores, torch.randn_like(y), torch.randn_like(last))
-    torch.library.opcheck(chunked._backward_op, back)
-    assert all(z.is_contiguous() for z in (y, last, befores, *chunked._backward_op(*back)))  # as the compiler is told
+    A, D = (by_row(z, 2, 2, z.dtype) for z in (x.A, x.D))
+    given = (x.x, x.dt, x.B, x.C, A, D if skip else None)
+    check_operators(chunked._OP, arguments(given, segments, (8,)), [state])
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -112,39 +114,22 @@ def test_torch_func(t: int, packed: bool) -> None:
     x = Inputs(*(z.detach() for z in inputs(3, 2, t)))
     segments = random_segments(3, 2, t) if packed else None
 
-    def whole(op, *a: Tensor) -> Tensor:
-        return loss(*call(op, Inputs(*a), segments=segments, chunk_size=8))
-
     def alone(op, B: Tensor) -> Tensor:
         return op(x.x, x.dt, x.A, B, B, segments=segments, chunk_size=8)[1].square().sum()
 
-    for f, args in ((whole, tuple(x)), (alone, (x.B,))):
-        where = tuple(range(1, len(args) + 1))
-        found, expected = (torch.func.grad(f, where)(op, *args) for op in (selective_scan_chunked, selective_scan_reference))
-        for a, b in zip(found, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    check_torch_func(selective_scan_chunked, selective_scan_reference, x, segments, alone, x.B)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("t", [1, 20])
 def test_checkpointing_agrees(t: int, packed: bool) -> None:
     x, segments = inputs(3, 2, t), random_segments(3, 2, t) if packed else None
-    saved = checkpoint(selective_scan_chunked, *x[:6], use_reentrant=False, segments=segments, chunk_size=8)
-    plain = selective_scan_chunked(*x[:6], segments=segments, chunk_size=8)
-    for a, b in zip([*saved, *grads(*saved, x)], [*plain, *grads(*plain, x)], strict=True):
-        assert torch.equal(a, b)
+    check_checkpointing(selective_scan_chunked, x, segments)
 
 
 def test_second_derivatives_are_refused_not_wrong() -> None:
     x = inputs(0, 1, 9)
-    y, _ = call(selective_scan_chunked, x, chunk_size=4)
-    first = torch.autograd.grad(y.square().sum(), x, create_graph=True)
-    expected = torch.autograd.grad(call(selective_scan_reference, x)[0].square().sum(), x)
-    for a, b in zip(first, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-    for grad in first:
-        with pytest.raises(KernelError, match="no second derivatives"):
-            torch.autograd.grad(grad.sum(), x.x, retain_graph=True)
+    check_second_derivatives_are_refused(selective_scan_chunked, selective_scan_reference, x, x.x)
 
 
 class Arithmetic(TorchDispatchMode):

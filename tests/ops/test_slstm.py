@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hybridtf.core import ConfigError, KernelError, Segments
 from hybridtf.ops.slstm import STATES, slstm_reference, slstm_scripted
+from tests.ops.live_bytes import Peak
+from tests.ops.recurrence_cases import assert_alike
 
 FORMS = (slstm_reference, slstm_scripted)
 PACKED = Segments.from_ids(
@@ -63,27 +64,15 @@ def test_a_compiler_sees_one_call(dynamic):
     for t, segments in ((9, None), (9, PACKED), (12, None)):
         x = draw(t)
         got, want = (f(slstm_scripted, x, segments) for f in (compiled, run))
-        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
-        for a, b in zip(*(torch.autograd.grad(z[0].square().sum(), x) for z in (got, want)), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-
-
-class Calls(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.n = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.n += 1
-        return func(*args, **(kwargs or {}))
+        assert_alike(got, want, x)
 
 
 def test_the_loop_is_one_call():
     counts = []
     for t in (8, 64):
-        with Calls() as calls:
+        with Peak() as calls:
             run(slstm_scripted, draw(t))[0].sum().backward()
-        counts.append(calls.n)
+        counts.append(calls.calls)
     # The number of kept states grows with the chunks; nothing grows with the tokens.
     assert counts[1] - counts[0] <= 8 * (64 - 8) // 4
 

@@ -9,7 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hybridtf.core.errors import KernelError
 from hybridtf.core.segments import Segments
-from hybridtf.ops.span_op import Call, States, span_op
+from hybridtf.ops.passes_op import Call, States
+from hybridtf.ops.span_op import span_op
+from tests.ops.operators import arguments, check_operators
 from tests.ops.ssd_cases import random_segments
 
 
@@ -32,7 +34,7 @@ def walk(call: Call, state: States) -> tuple[Tensor, States]:
 
 OP = span_op(
     "test_walk", walk, timed=("x", "shift?"), fixed=("w",), options={"a": float, "times": int}, length=lambda call: 4,
-    like=lambda call: (call["x"].shape, call["x"].dtype), n_states=2,
+    like=lambda call: (call["x"].shape, call["x"].dtype),
 )
 
 
@@ -46,7 +48,7 @@ def draw(t: int, shifted: bool = True, b: int = 4) -> list[Tensor | None]:
 def whole(x, segments):
     masks = None
     if segments is not None:
-        from hybridtf.ops.span_op import Masks
+        from hybridtf.ops.passes_op import Masks
 
         masks = Masks(segments.real, segments.effective, segments.carried)
     states = fresh(x, segments)
@@ -98,13 +100,7 @@ def test_no_tokens_hand_the_states_on_as_copies() -> None:
 @pytest.mark.parametrize("t", [4, 9])
 def test_the_operators_are_well_formed(t: int, packed: bool) -> None:
     x = [z.detach() for z in draw(t)]
-    s = random_segments(t, 4, t)
-    masks = (s.real, s.effective, s.carried) if packed else (None, None, None)
-    given = (*x[:3], *masks, 0.9, 2)
-    for keep in (False, True):
-        torch.library.opcheck(OP.forward_op, (*given, x[3:], keep))
-    y, last, starts = OP.forward_op(*given, x[3:], True)
-    torch.library.opcheck(OP.backward_op, (*given, starts, torch.randn_like(y), [torch.randn_like(z) for z in last]))
+    check_operators(OP, arguments(x[:3], random_segments(t, 4, t) if packed else None, (0.9, 2)), x[3:])
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

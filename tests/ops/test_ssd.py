@@ -12,7 +12,8 @@ from hybridtf.core.errors import ConfigError
 from hybridtf.core.kernels import KernelSet
 from hybridtf.core.segments import Segments
 from hybridtf.ops.ssd import KERNELS, ssd_chunked, ssd_reference
-from tests.ops.ssd_cases import Inputs, assert_same, call, inputs, random_segments
+from tests.ops.recurrence_cases import assert_same, call
+from tests.ops.ssd_cases import Inputs, inputs, random_segments
 
 LENGTHS = (0, 1, 2, 15, 16, 17, 31, 63, 64, 65, 100, 127)
 
@@ -43,7 +44,7 @@ def test_groups_and_odd_widths(g: int, h: int, n: int, p: int) -> None:
 
 @pytest.mark.parametrize("budget", [1, 2**9, 2**12])
 def test_spans_of_any_number_of_chunks(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hybridtf.ops.ssd.spans.SPAN_BUDGET", budget)
+    monkeypatch.setattr("hybridtf.ops.spans.SPAN_BUDGET", budget)
     x = inputs(3, 3, 75, h=2)
     segments = random_segments(9, 3, 75)
     assert_same(x, call(ssd_chunked, x, segments=segments, chunk_size=8), call(ssd_reference, x, segments=segments))

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.ssd import ssd_chunked, ssd_reference, ssd_summary
-from hybridtf.ops.ssd.passes import backward, forward
-from hybridtf.ops.ssd.spans import Call
+from hybridtf.ops.ssd import chunked, ssd_chunked, ssd_reference, ssd_summary
 from tests.ops.live_bytes import Peak
-from tests.ops.ssd_cases import Inputs, assert_same, call, grads, inputs, random_segments
+from tests.ops.operators import arguments, inside
+from tests.ops.recurrence_cases import assert_same, call, grads
+from tests.ops.ssd_cases import Inputs, inputs, random_segments
 
 
 def with_decay(x: Inputs, log_a: Tensor) -> Inputs:
@@ -124,15 +124,13 @@ def test_compiles_whole(packed: bool, t: int) -> None:
 def peak(t: int) -> Peak:
     """Of both passes, which a dispatch mode sees as one call each from outside."""
     q, k, v, log_a, state = (x.detach() for x in inputs(0, 1, t, h=4, n=8, p=8, dtype=torch.float32))
-    given = Call(q, k, v, log_a, None, None, None, 32)
     with Peak() as mode:
-        y, last, starts = forward(given, state.view(1, 1, 4, 8, 8).transpose(2, 3), keep=True)
-        backward(given, starts, torch.ones_like(y), torch.ones_like(last))
+        inside(chunked._OP, arguments((q, k, v, log_a), None, (32,)), [state.view(1, 1, 4, 8, 8).transpose(2, 3)])
     return mode
 
 
 def test_memory_and_calls_are_linear_in_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hybridtf.ops.ssd.spans.SPAN_BUDGET", 2**12)
+    monkeypatch.setattr("hybridtf.ops.spans.SPAN_BUDGET", 2**12)
     first, second, third = peak(512), peak(1024), peak(2048)
     assert third.most - second.most < 2.2 * (second.most - first.most)
     assert third.calls - second.calls < 2.2 * (second.calls - first.calls)
@@ -150,5 +148,5 @@ def test_saved_tensors_hold_no_pair_matrices() -> None:
 
 def test_without_gradients_no_state_is_kept() -> None:
     q, k, v, log_a, state = (x.detach() for x in inputs(0, 1, 256, dtype=torch.float32))
-    given = Call(q, k, v, log_a, None, None, None, 1)
-    assert forward(given, state.view(1, 1, 2, 5, 3).transpose(2, 3), keep=False)[2].numel() == 0
+    state = state.view(1, 1, 2, 5, 3).transpose(2, 3)
+    assert inside(chunked._OP, arguments((q, k, v, log_a), None, (1,)), [state], backward=False)[2][0].numel() == 0

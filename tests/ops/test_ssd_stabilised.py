@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hybridtf.core import ConfigError, Segments
 from hybridtf.ops.ssd import stabilised_chunked, stabilised_reference
+from tests.ops.live_bytes import Peak
+from tests.ops.recurrence_cases import assert_alike
 
 FORMS = (stabilised_reference, stabilised_chunked)
 
@@ -100,19 +101,7 @@ def test_a_compiler_sees_the_same():
     segments = Segments.from_ids(torch.tensor([[1] * 5 + [2] * 8, [0] + [1] * 12]), continues=False)
     for packed in (None, segments):
         got, want = (f(*x, segments=packed, chunk_size=4) for f in (compiled, stabilised_chunked))
-        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
-        for a, b in zip(*(torch.autograd.grad(z[0].square().sum(), x) for z in (got, want)), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-
-
-class Calls(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.n = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.n += 1
-        return func(*args, **(kwargs or {}))
+        assert_alike(got, want, x)
 
 
 def test_the_number_of_calls_does_not_grow_with_the_length():
@@ -120,10 +109,10 @@ def test_the_number_of_calls_does_not_grow_with_the_length():
     for t in (64, 512):
         x = draw(t)
         segments = Segments.from_ids(torch.arange(t).div(20, rounding_mode="floor").add(1).repeat(2, 1))
-        with Calls() as calls:
+        with Peak() as calls:
             y, _ = stabilised_chunked(*x, segments=segments)
             y.sum().backward()
-        counts.append(calls.n)
+        counts.append(calls.calls)
     assert counts[0] == counts[1]
 
 

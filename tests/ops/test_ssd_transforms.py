@@ -6,16 +6,20 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from hybridtf.core.errors import KernelError
 from hybridtf.core.segments import Segments
 from hybridtf.ops.short_conv import short_conv_reference, short_conv_taps
+from hybridtf.ops.spans import count_spans, spans_of
 from hybridtf.ops.ssd import chunked, ssd_chunked, ssd_reference
-from hybridtf.ops.ssd.passes import backward, forward
-from hybridtf.ops.ssd.spans import Call, count_spans, spans_of
-from tests.ops.ssd_cases import Inputs, call, grads, inputs, random_segments
+from tests.ops.operators import arguments, check_operators, inside
+from tests.ops.recurrence_cases import (
+    call,
+    check_checkpointing,
+    check_second_derivatives_are_refused,
+    check_torch_func,
+)
+from tests.ops.ssd_cases import Inputs, inputs, random_segments
 
 LENGTHS = [5, 7, 16, 17, 31, 32, 33, 64, 100, 128, 200, 260, 2, 3]
 
@@ -25,10 +29,6 @@ def documents(t: int, b: int = 2) -> Segments:
     ids = torch.arange(t).ge(t // 2).to(torch.int64).add(1).repeat(b, 1)
     ids[0, :1] = 0
     return Segments.from_ids(ids, continues=True)
-
-
-def masks(segments: Segments | None) -> tuple[Tensor | None, ...]:
-    return (None,) * 3 if segments is None else (segments.real, segments.effective, segments.carried)
 
 
 def mixer(fast: bool, x: Tensor, weight: Tensor, log_a: Tensor, states, segments: Segments | None):
@@ -99,20 +99,15 @@ def test_compiles_without_gradients(dynamic: bool) -> None:
 def test_the_operators_are_well_formed(t: int, packed: bool) -> None:
     x = Inputs(*(z.detach() for z in inputs(0, 2, t, h=4, n=4)))
     state = x.initial_state.view(2, 1, 4, 4, 3).transpose(2, 3)
-    given = (*x[:4], *masks(documents(t) if packed and t else None), 8)
-    torch.library.opcheck(chunked._forward_op, (*given, state, False))
-    torch.library.opcheck(chunked._forward_op, (*given, state, True))
-    y, last, starts = chunked._forward_op(*given, state, True)
-    torch.library.opcheck(chunked._backward_op, (*given, starts, torch.randn_like(y), torch.randn_like(last)))
+    check_operators(chunked._OP, arguments(x[:4], documents(t) if packed and t else None, (8,)), [state])
 
 
-@pytest.mark.parametrize("budget", [1, 2**9, 2**11, 2**18])
-def test_spans_are_counted_as_they_are_cut(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hybridtf.ops.ssd.spans.SPAN_BUDGET", budget)
+@pytest.mark.parametrize("at_once", [1, 2, 3, 7])
+def test_spans_are_counted_as_they_are_cut(at_once: int) -> None:
     for t in range(40):
-        for b in (0, 1, 2):
-            given = Call(*(z.detach() for z in inputs(0, b, t)[:4]), None, None, None, 8)
-            assert count_spans(given) == len(spans_of(given))
+        spans = spans_of(t, 8, at_once)
+        assert count_spans(t, 8, at_once) == len(spans)
+        assert [i for s in spans for i in range(s.start, s.stop)] == list(range(t))
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -121,61 +116,47 @@ def test_torch_func(t: int, packed: bool) -> None:
     x = Inputs(*(z.detach() for z in inputs(3, 2, t)))
     segments = random_segments(3, 2, t) if packed else None
 
-    def loss(op, *a: Tensor) -> Tensor:
-        y, state = call(op, Inputs(*a), segments=segments, chunk_size=8)
-        return y.square().sum() + state.square().sum()
-
     def alone(op, k: Tensor) -> Tensor:
         return op(k, k, *x[2:4], segments=segments, chunk_size=8)[1].square().sum()
 
-    for f, args in ((loss, tuple(x)), (alone, (x.k,))):
-        where = tuple(range(1, len(args) + 1))
-        found, expected = (torch.func.grad(f, where)(op, *args) for op in (ssd_chunked, ssd_reference))
-        for a, b in zip(found, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    check_torch_func(ssd_chunked, ssd_reference, x, segments, alone, x.k)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("t", [1, 20])
 def test_checkpointing_reads_what_was_saved_once(t: int, packed: bool) -> None:
     x, segments = inputs(3, 2, t), random_segments(3, 2, t) if packed else None
-    saved = checkpoint(ssd_chunked, *x[:4], use_reentrant=False, segments=segments, chunk_size=8)
-    plain = ssd_chunked(*x[:4], segments=segments, chunk_size=8)
-    for a, b in zip([*saved, *grads(*saved, x)], [*plain, *grads(*plain, x)], strict=True):
-        assert torch.equal(a, b)
+    check_checkpointing(ssd_chunked, x, segments)
     unpacked: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda z: z, lambda z: (unpacked.append(id(z)), z)[1]):
-        y, state = chunked._Chunked.apply(*x[:4], *masks(segments), 8, x.initial_state.view(2, 1, 5, 2, 3), True)[:2]
+        y, (state,) = chunked._OP(x[:4], (), (8,), segments, [x.initial_state.view(2, 1, 5, 2, 3)])
     torch.autograd.grad(y.sum() + state.sum(), x)
     assert len(unpacked) == (8 if packed else 5)
 
 
 def test_second_derivatives_are_refused_not_wrong() -> None:
     x = inputs(0, 1, 9)
-    y, _ = call(ssd_chunked, x, chunk_size=4)
-    first = torch.autograd.grad(y.square().sum(), x, create_graph=True)
-    expected = torch.autograd.grad(call(ssd_reference, x)[0].square().sum(), x)
-    for a, b in zip(first, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-    for grad in first:
-        with pytest.raises(KernelError, match="no second derivatives"):
-            torch.autograd.grad(grad.sum(), x.v, retain_graph=True)
+    check_second_derivatives_are_refused(ssd_chunked, ssd_reference, x, x.v)
 
 
 @pytest.mark.parametrize(("t", "chunk_size"), [(20, 8), (16, 8), (7, 8), (0, 8), (130, 64)])
 def test_operations_are_counted_as_those_inside(t: int, chunk_size: int) -> None:
     x = inputs(0, 2, t, g=2, h=6, n=4)
     totals = []
-    given = Call(*(z.detach() for z in x[:4]), None, None, None, chunk_size)
-    state = x.initial_state.detach().view(2, 2, 3, 4, 3).transpose(2, 3)
+    given = arguments([z.detach() for z in x[:4]], None, (chunk_size,))
+    state = [x.initial_state.detach().view(2, 2, 3, 4, 3).transpose(2, 3)]
     for whole in (True, False):
         with FlopCounterMode(display=False) as first:
-            y, last, *starts = call(ssd_chunked, x, chunk_size=chunk_size) if whole else forward(given, state, keep=True)
+            if whole:
+                y, last = call(ssd_chunked, x, chunk_size=chunk_size)
+            else:
+                inside(chunked._OP, given, state, backward=False)
         with FlopCounterMode(display=False) as second:
             if whole:
                 torch.autograd.grad(y.sum() + last.sum(), x)
             else:
-                backward(given, starts[0], torch.ones_like(y), torch.ones_like(last))
+                inside(chunked._OP, given, state)
         totals.append((first.get_total_flops(), second.get_total_flops()))
-    assert totals[0] == totals[1]
+    (one, two), (forward, both) = totals
+    assert (one, two) == (forward, both - forward)
     assert t == 0 or 0 < totals[0][0] < totals[0][1]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hybridtf.core import ConfigError, Segments
 from hybridtf.ops.ssd import ssd_reference, trapezoid_chunked, trapezoid_reference
+from tests.ops.live_bytes import Peak
+from tests.ops.recurrence_cases import assert_alike
 
 FORMS = (trapezoid_reference, trapezoid_chunked)
 NAMES = ("S", "k", "v")
@@ -76,28 +77,16 @@ def test_a_compiler_sees_the_same():
     segments = Segments.from_ids(torch.tensor([[1] * 5 + [2] * 8, [0] + [1] * 12]), continues=True)
     for packed in (None, segments):
         got, want = (f(trapezoid_chunked, x, packed) for f in (compiled, run))
-        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
-        for a, b in zip(*(torch.autograd.grad(z[0].square().sum(), x) for z in (got, want)), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-
-
-class Calls(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.n = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.n += 1
-        return func(*args, **(kwargs or {}))
+        assert_alike(got, want, x)
 
 
 def test_the_number_of_calls_does_not_grow_with_the_length():
     counts = []
     for t in (64, 512):
         segments = Segments.from_ids(torch.arange(t).div(20, rounding_mode="floor").add(1).repeat(2, 1))
-        with Calls() as calls:
+        with Peak() as calls:
             run(trapezoid_chunked, draw(t), segments)[0].sum().backward()
-        counts.append(calls.n)
+        counts.append(calls.calls)
     assert counts[0] == counts[1]
 
 

@@ -4,12 +4,13 @@ import pytest
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hybridtf.core import ConfigError, KernelError, Segments
 from hybridtf.ops.state_space import CASES, chunked, state_space_chunked, state_space_reference
 from hybridtf.ops.state_space.shapes import check
 from hybridtf.ops.state_space.tables import tables
+from tests.ops.live_bytes import Peak
+from tests.ops.operators import arguments, check_operators
 from tests.ops.ssd_cases import random_segments
 
 F64 = torch.float64
@@ -87,12 +88,8 @@ def test_the_operators_are_well_formed(name, packed):
     s = random_segments(1, 2, t)
     state = torch.cat(x["initial_state"], -1) if isinstance(x["initial_state"], tuple) else x["initial_state"]
     system = check(x["u"], x["b"], x["c"], x.get("log_a"), x.get("a"), None, None, 4)
-    masks = (s.real, s.effective, s.carried) if packed else (None, None, None)
-    given = (x["u"], *tables(system, 4, F64), *masks)
-    for keep in (False, True):
-        torch.library.opcheck(chunked._OP.forward_op, (*given, [state], keep))
-    y, last, starts = chunked._OP.forward_op(*given, [state], True)
-    torch.library.opcheck(chunked._OP.backward_op, (*given, starts, torch.randn_like(y), [torch.randn_like(z) for z in last]))
+    given = (x["u"], *tables(system, 4, F64))
+    check_operators(chunked._OP, arguments(given, s if packed else None, ()), [state])
 
 
 @pytest.mark.parametrize("name", ["complex", "dense"])
@@ -139,18 +136,6 @@ def test_decay_to_nothing_leaves_no_nan():
     assert all(z.isfinite().all() for z in (y, *flat(state), *grads))
 
 
-class Calls(TorchDispatchMode):
-    """Counts operators, also those inside ours."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
 def test_memory_of_the_backward_holds_no_states_between_chunks():
     """Saved are inputs, tables and one state a chunk: for t tokens at most a few times (b t c), though n is 32."""
     t, c, n = 4096, 4, 32
@@ -182,8 +167,8 @@ def test_calls_grow_with_chunks():
     counts = []
     for t in (512, 1024, 2048):
         x = pytree.tree_map(Tensor.detach, draw("dense", t))
-        with torch.no_grad(), Calls() as calls:
+        with torch.no_grad(), Peak() as calls:
             state_space_chunked(**x)
-        counts.append(calls.count)
+        counts.append(calls.calls)
     assert counts[2] - counts[1] == 2 * (counts[1] - counts[0])
     assert counts[2] - counts[1] <= 1024 / 64 * 30

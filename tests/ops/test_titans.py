@@ -6,11 +6,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hybridtf.core.errors import ConfigError, KernelError
 from hybridtf.ops.titans import CASES, titans_chunked, titans_reference
 from hybridtf.ops.titans.memory import layer_shapes, split
+from tests.ops.live_bytes import Peak
 from tests.ops.ssd_cases import random_segments
 from tests.peers import peer
 from tests.strict_float64 import StrictFloat64
@@ -187,14 +187,6 @@ def test_a_compiler_sees_one_call() -> None:
     agree(compiled(*x.values()), results(titans_chunked(**x, **options(2))), x)
 
 
-class Count(TorchDispatchMode):
-    total = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.total += 1
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize(
     ("depth", "begins", "each"),
     [
@@ -203,7 +195,7 @@ class Count(TorchDispatchMode):
     ],
 )
 def test_calls_grow_with_mini_batches_alone(depth: int, begins: str, each: int) -> None:
-    from hybridtf.ops.span_op import Call, Masks
+    from hybridtf.ops.passes_op import Call, Masks
     from hybridtf.ops.titans.spans import span
 
     counts = []
@@ -213,9 +205,9 @@ def test_calls_grow_with_mini_batches_alone(depth: int, begins: str, each: int) 
         state = (torch.zeros(1, *x["M0"].shape, dtype=torch.float64),) * 3
         ids = torch.ones(1, t, dtype=torch.int64)
         masks = Masks(ids > 0, ids, ids[:, 0]) if begins == "documents" else None
-        with Count() as mode:
+        with Peak() as mode:
             span(Call(timed, {"M0": x["M0"]}, {**options(depth, 16), "aligned": begins == "together"}, masks), state)
-        counts.append(mode.total)
+        counts.append(mode.calls)
     assert (counts[1] - counts[0]) / (256 - 32) <= each
 
 

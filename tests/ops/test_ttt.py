@@ -6,10 +6,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hybridtf.core.errors import ConfigError, KernelError
 from hybridtf.ops.ttt import CASES, ttt_linear_chunked, ttt_linear_reference
+from tests.ops.live_bytes import Peak
+from tests.ops.operators import check_operators
 from tests.ops.ssd_cases import random_segments
 from tests.peers import peer
 from tests.strict_float64 import StrictFloat64
@@ -156,9 +157,7 @@ def operator_inputs(aligned: bool):
 @pytest.mark.parametrize("aligned", [False, True])
 def test_the_operators_are_well_formed(aligned: bool) -> None:
     op, given, state = operator_inputs(aligned)
-    torch.library.opcheck(op.forward_op, (*given, state, True))
-    y, last, starts = op.forward_op(*given, state, True)
-    torch.library.opcheck(op.backward_op, (*given, starts, torch.randn_like(y), [torch.randn_like(z) for z in last]))
+    check_operators(op, given, state)
 
 
 def test_a_compiler_sees_one_call() -> None:
@@ -169,17 +168,9 @@ def test_a_compiler_sees_one_call() -> None:
     agree(compiled(*x.values()), results(ttt_linear_chunked(**x, eps=0.1)), x)
 
 
-class Count(TorchDispatchMode):
-    total = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.total += 1
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize(("aligned", "each"), [(True, 9), (False, 32)])
 def test_calls_grow_with_mini_batches_alone(aligned: bool, each: int) -> None:
-    from hybridtf.ops.span_op import Call
+    from hybridtf.ops.passes_op import Call
     from hybridtf.ops.ttt.spans import span
 
     counts = []
@@ -188,9 +179,9 @@ def test_calls_grow_with_mini_batches_alone(aligned: bool, each: int) -> None:
         place = (torch.arange(t) % 16)[None]
         timed = {**{n: x[n] for n in ("q", "k", "v", "lr")}, "rate": x["scale"][place], "place": place.double()}
         state = (torch.zeros(1, H, P + 1, P, dtype=torch.float64),) * 2
-        with Count() as mode:
+        with Peak() as mode:
             span(Call(timed, {n: x[n] for n in FIXED}, {"eps": 0.1, "aligned": aligned}, None), state)
-        counts.append(mode.total)
+        counts.append(mode.calls)
     assert (counts[1] - counts[0]) / (256 - 32) <= each
 
 
@@ -213,5 +204,5 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_second_derivatives_are_those_of_the_reference() -> None:
     x = draw(5)
     (first,) = torch.autograd.grad(ttt_linear_chunked(**x)[0].sum(), [x["k"]], create_graph=True)
-    with pytest.raises(KernelError, match="ttt_linear_chunked"):
+    with pytest.raises(KernelError, match="ttt_linear: kernel 'chunked'"):
         first.sum().backward()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.rwkv.modeling_rwkv import rwkv_linear_attention_cpu
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.ops.wkv import wkv_chunked, wkv_reference
+from tests.ops.live_bytes import Peak
+from tests.ops.operators import arguments, check_operators
 from tests.ops.ssd_cases import random_segments
 from tests.strict_float64 import StrictFloat64
 
@@ -91,11 +92,7 @@ def test_the_operators_are_well_formed(packed: bool) -> None:
     from hybridtf.ops.wkv.chunked import _OP
 
     x, s = [z.detach() for z in draw(9, b=4)], random_segments(9, 4, 9)
-    masks = (s.real, s.effective, s.carried) if packed else (None, None, None)
-    given = (x[0], x[1], -x[2].exp(), x[3], *masks, 4)
-    torch.library.opcheck(_OP.forward_op, (*given, x[4:], True))
-    y, last, starts = _OP.forward_op(*given, x[4:], True)
-    torch.library.opcheck(_OP.backward_op, (*given, starts, torch.randn_like(y), [torch.randn_like(z) for z in last]))
+    check_operators(_OP, arguments((x[0], x[1], -x[2].exp(), x[3]), s if packed else None, (4,)), x[4:])
 
 
 def test_a_compiler_sees_one_call() -> None:
@@ -106,24 +103,16 @@ def test_a_compiler_sees_one_call() -> None:
         torch.testing.assert_close(a, b)
 
 
-class Count(TorchDispatchMode):
-    total = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.total += 1
-        return func(*args, **(kwargs or {}))
-
-
 def test_calls_grow_with_chunks_alone() -> None:
-    from hybridtf.ops.span_op import Call
+    from hybridtf.ops.passes_op import Call
     from hybridtf.ops.wkv.spans import span
 
     counts = []
     for t in (512, 4096):
         x = [z.detach() for z in draw(t, b=1)]
-        with Count() as mode:
+        with Peak() as mode:
             span(Call({"k": x[0], "v": x[1]}, {"log_w": -x[2].exp(), "u": x[3]}, {"chunk_size": 32}, None), tuple(x[4:]))
-        counts.append(mode.total)
+        counts.append(mode.calls)
     assert (counts[1] - counts[0]) / (128 - 16) <= 32  # one merge a chunk
     assert counts[0] < 1024
 

@@ -9,7 +9,7 @@ block, k key dim, v value dim.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from hybridtf.ops.attention.bias import RelativeRows, decay_of
 from hybridtf.ops.attention.blocks import plan_blocks
 from hybridtf.ops.attention.flops import backward_flops, forward_flops
 from hybridtf.ops.attention.mask import AttentionMask, Tile, accumulate_dtype, check_inputs, no_autocast
-from hybridtf.ops.gradients import first_order
+from hybridtf.ops.gradients import with_backward
 
 _TILE_CPU = 2**18
 _TILE_GPU = 2**25
@@ -360,27 +360,13 @@ register_flop_formula(torch.ops.hybridtf.attention_blockwise)(forward_flops)
 register_flop_formula(torch.ops.hybridtf.attention_blockwise_backward)(backward_flops)
 
 
-class _Blockwise(torch.autograd.Function):
-    """``_forward_op`` with its gradients. Not by ``register_autograd``, which ``torch.func`` cannot pass through."""
-
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        out: tuple[Tensor, Tensor] = _forward_op(*inputs)
-        return out
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*output, *inputs[:_N_TENSORS])
-        ctx.mark_non_differentiable(output[1])
-        ctx.options = inputs[_N_TENSORS:]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-        out, lse, *tensors = ctx.saved_tensors
-        op: Any = _Gradients.apply if torch.is_grad_enabled() else _backward_op
-        dq, dk, dv, *found = op(grad, out, lse, *tensors, *ctx.options)
-        biases = [None if x is None else d.to(x.dtype) for d, x in zip(found, tensors[8 : 8 + len(_BIASES)], strict=True)]
-        return dq, dk, dv, *[None] * 5, *biases, *[None] * (1 + _N_OPTIONS)
+def _place(tensors: Sequence[Tensor | None], found: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    dq, dk, dv, *wide = found
+    biases = [None if x is None else d.to(x.dtype) for d, x in zip(wide, tensors[8 : 8 + len(_BIASES)], strict=True)]
+    return dq, dk, dv, *[None] * 5, *biases, None
 
 
-_Gradients = first_order(_backward_op, "attention", "blockwise")
+_Blockwise: Any = with_backward(
+    torch.ops.hybridtf.attention_blockwise.default, torch.ops.hybridtf.attention_blockwise_backward.default,
+    op="attention", kernel="blockwise", n_tensors=_N_TENSORS, place=_place, keep_results=True,
+)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hybridtf.core.kernels import Kernel, always
+from hybridtf.ops.block_sparse_attention.cases import CASES
 from hybridtf.ops.block_sparse_attention.choose import choose_blocks
 from hybridtf.ops.block_sparse_attention.draws import random_blocks
 from hybridtf.ops.block_sparse_attention.held import Held, hold
@@ -15,7 +16,7 @@ from hybridtf.ops.block_sparse_attention.rule import Places, SparseRule
 from hybridtf.ops.block_sparse_attention.sparse import block_sparse_attention_torch
 
 __all__ = [
-    "KERNELS", "Held", "Places", "SparseRule", "block_sparse_attention_reference", "block_sparse_attention_torch",
+    "CASES", "KERNELS", "Held", "Places", "SparseRule", "block_sparse_attention_reference", "block_sparse_attention_torch",
     "choose_blocks", "hold", "important_blocks", "random_blocks",
 ]
 

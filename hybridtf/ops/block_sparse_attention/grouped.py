@@ -19,7 +19,7 @@ from hybridtf.ops.attention.mask import accumulate_dtype, no_autocast
 from hybridtf.ops.block_sparse_attention.candidates import Lists, Marks, lists_of, positions
 from hybridtf.ops.block_sparse_attention.groups import Groups, by_block, by_position
 from hybridtf.ops.block_sparse_attention.rule import Places, SparseRule
-from hybridtf.ops.gradients import autograd_inside, first_order
+from hybridtf.ops.gradients import autograd_inside, with_backward
 
 _BUDGET_CPU, _BUDGET_GPU = 2**20, 2**26
 _TILE_CPU, _TILE_GPU = 64, 128
@@ -291,27 +291,11 @@ register_flop_formula(torch.ops.hybridtf.block_sparse_attention)(_flops)
 register_flop_formula(torch.ops.hybridtf.block_sparse_attention_backward)(_backward_flops)
 
 
-class _Grouped(torch.autograd.Function):
-    """``_forward_op`` with its gradients. Not by ``register_autograd``, which ``torch.func`` cannot pass through."""
-
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        out: tuple[Tensor, Tensor] = _forward_op(*inputs)
-        return out
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*inputs[:_N_TENSORS])
-        ctx.options = inputs[_N_TENSORS:]
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
-        op: Any = _Gradients.apply if torch.is_grad_enabled() else _backward_op
-        dq, dk, dv = op(dy, dlse, *ctx.saved_tensors, *ctx.options)
-        return dq, dk, dv, *[None] * 9
-
-
-_Gradients = first_order(_backward_op, "block_sparse_attention", "grouped")
+_Grouped: Any = with_backward(
+    torch.ops.hybridtf.block_sparse_attention.default, torch.ops.hybridtf.block_sparse_attention_backward.default,
+    op="block_sparse_attention", kernel="grouped", n_tensors=_N_TENSORS,
+    place=lambda tensors, found: (*found, *[None] * (len(tensors) - len(found))),
+)
 
 
 def attend_part(

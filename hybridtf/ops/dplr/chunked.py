@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import state_dtype
-from hybridtf.ops.dplr.shapes import check, start_state
+from hybridtf.ops.documents import memory_shape, start_state, state_dtype
+from hybridtf.ops.dplr.shapes import check
 from hybridtf.ops.dplr.spans import NAMES, span, span_length
 from hybridtf.ops.dplr.step import dplr_step
 from hybridtf.ops.span_op import span_op
@@ -27,7 +27,7 @@ def dplr_chunked(
     span needs. Second derivatives raise :class:`KernelError`: the reference has them.
     """
     check(k, v, log_w, u, r, q=q, initial_state=initial_state, segments=segments, chunk_size=chunk_size)
-    state = start_state(initial_state, k, v, state_dtype(q, k, v, log_w, u, r), segments)
+    state = start_state(initial_state, memory_shape(k, v), v, state_dtype(q, k, v, log_w, u, r), segments)
     if v.shape[1] == 1:
         with torch.autocast(v.device.type, enabled=False):
             return dplr_step(q, k, v, log_w, u, r, state, segments)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import mask_pads, state_dtype
-from hybridtf.ops.dplr.shapes import check, start_state
+from hybridtf.ops.documents import mask_pads, memory_shape, start_state, state_dtype
+from hybridtf.ops.dplr.shapes import check
 
 
 def dplr_reference(
@@ -29,7 +29,7 @@ def dplr_reference(
     check(k, v, log_w, u, r, q=q, initial_state=initial_state, segments=segments, chunk_size=chunk_size)
     dtype = state_dtype(q, k, v, log_w, u, r)
     q, k, v_wide, decay, u, r = (mask_pads(x, segments).to(dtype) for x in (q, k, v, log_w, u, r))
-    state = start_state(initial_state, k, v, dtype, segments)
+    state = start_state(initial_state, memory_shape(k, v), v, dtype, segments)
     real = starts = None
     if segments is not None:
         real, starts = segments.real.unbind(1), segments.starts.unbind(1)

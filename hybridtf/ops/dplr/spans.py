@@ -11,21 +11,16 @@ from torch import Tensor
 
 from hybridtf.ops.documents import state_dtype
 from hybridtf.ops.dplr.maps import Chunk, Documents, Tokens, chunk_maps
-from hybridtf.ops.span_op import Call, Masks, States, chunks_at_once
+from hybridtf.ops.passes_op import Call, Masks, States
+from hybridtf.ops.spans import chunk_length, chunks_at_once, power_of_two
 
 NAMES = ("q", "k", "v", "log_w", "u", "r")
-
-
-def chunk_length(chunk_size: int, n_tokens: int) -> int:
-    """Tokens of a chunk: a power of 2, at most ``chunk_size``, and no longer than the call needs."""
-    largest = 1 << (chunk_size.bit_length() - 1)
-    return min(largest, 1 << max(n_tokens - 1, 0).bit_length())
 
 
 def span_length(call: Call) -> int:
     """Tokens of a span: as many chunks as keep the largest tensor within a budget."""
     k: Tensor = call["k"]
-    size: int = 1 << (call["chunk_size"].bit_length() - 1)
+    size: int = power_of_two(call["chunk_size"])
     return size * chunks_at_once(k.shape[0] * k.shape[2] * size * (2 * k.shape[3] + size), k.device)
 
 

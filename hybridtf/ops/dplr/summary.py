@@ -10,7 +10,7 @@ from hybridtf.ops.documents import state_dtype
 from hybridtf.ops.dplr.maps import chunk_maps
 from hybridtf.ops.dplr.shapes import check
 from hybridtf.ops.dplr.spans import in_chunks
-from hybridtf.ops.span_op import Call, Masks
+from hybridtf.ops.passes_op import Call, Masks
 
 
 def dplr_summary(

@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import state_dtype
+from hybridtf.ops.documents import memory_shape, start_state, state_dtype
 from hybridtf.ops.gated_delta_rule.inverse import unit_inverse
 from hybridtf.ops.gated_delta_rule.layout import in_chunks, with_documents
 from hybridtf.ops.gated_delta_rule.scores import Scores, channel_scores, plain_scores
-from hybridtf.ops.gated_delta_rule.shapes import Sizes, check, sizes_of, start_state
+from hybridtf.ops.gated_delta_rule.shapes import Sizes, check, sizes_of
 from hybridtf.ops.gated_delta_rule.step import gated_delta_rule_step
-from hybridtf.ops.span_op import Call, States, chunks_at_once, span_op
+from hybridtf.ops.passes_op import Call, States
+from hybridtf.ops.span_op import span_op
+from hybridtf.ops.spans import chunks_at_once
 
 
 def gated_delta_rule_chunked(
@@ -31,7 +33,7 @@ def gated_delta_rule_chunked(
     computed in float32 at least. Second derivatives raise :class:`KernelError`: the reference has them.
     """
     check(k, v, beta, log_a, q=q, initial_state=initial_state, segments=segments, chunk_size=chunk_size)
-    state = start_state(initial_state, k, v, state_dtype(q, k, v, beta, log_a), segments)
+    state = start_state(initial_state, memory_shape(k, v), v, state_dtype(q, k, v, beta, log_a), segments)
     if v.shape[1] == 1:
         with torch.autocast(v.device.type, enabled=False):
             return gated_delta_rule_step(q, k, v, beta, log_a, state, segments)

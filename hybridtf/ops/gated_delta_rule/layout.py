@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hybridtf.ops.gated_delta_rule.scores import Scores
 from hybridtf.ops.gated_delta_rule.shapes import sizes_of
-from hybridtf.ops.span_op import Call, Masks
+from hybridtf.ops.passes_op import Call, Masks
 
 
 def in_chunks(call: Call, name: str, length: int, dtype: torch.dtype) -> Tensor:

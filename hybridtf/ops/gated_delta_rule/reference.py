@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import mask_pads, state_dtype
-from hybridtf.ops.gated_delta_rule.shapes import check, log_steps, sizes_of, start_state
+from hybridtf.ops.documents import log_steps, mask_pads, memory_shape, start_state, state_dtype
+from hybridtf.ops.gated_delta_rule.shapes import check, sizes_of
 from hybridtf.ops.gated_delta_rule.step import delta_token
 
 
@@ -35,8 +35,8 @@ def gated_delta_rule_reference(
     check(k, v, beta, log_a, q=q, initial_state=initial_state, segments=segments, chunk_size=chunk_size)
     dtype = state_dtype(q, k, v, beta, log_a)
     size = sizes_of(k, v)
-    steps = log_steps(log_a, segments, dtype)
-    state = start_state(initial_state, k, v, dtype, segments)
+    steps = None if log_a is None else log_steps(log_a, segments, dtype)
+    state = start_state(initial_state, memory_shape(k, v), v, dtype, segments)
     of_rows = [mask_pads(x, segments).to(dtype).unbind(1) for x in (q, k, v, beta)]
     decays = [None] * size.t if steps is None else steps.unbind(1)
     out = []

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import carried_state, mask_pads
+from hybridtf.ops.checks import check_count, check_segments, check_shape
+from hybridtf.ops.documents import memory_shape
 
 
 class Sizes(NamedTuple):
@@ -46,33 +46,14 @@ def check(
             f"{name}: k must be (b t g k) and v (b t h p), or (b t n g k) and (b t n h p) with sub-steps; "
             f"got {tuple(k.shape)} and {tuple(v.shape)}"
         )
-    b, t, n, g, h, width, p = sizes_of(k, v)
+    b, t, n, g, h, width, _ = sizes_of(k, v)
     if n == 0 or g == 0 or h % g:
         raise ConfigError(f"{name}: {n} sub-steps (1 or more), and {h} value heads, a multiple of {g} key heads")
-    if q is not None and q.shape != (b, t, g, width):
-        raise ConfigError(f"{name}: q must be (b t g k) = {(b, t, g, width)}; got {tuple(q.shape)}")
+    check_shape(name, "q", q, "(b t g k)", (b, t, g, width))
     if beta.shape != v.shape[:-1]:
         raise ConfigError(f"{name}: beta must be v less its width, {tuple(v.shape[:-1])}; got {tuple(beta.shape)}")
     if log_a is not None and log_a.shape not in ((b, t, h), (b, t, h, width)):
         raise ConfigError(f"{name}: log_a must be (b t h) = {(b, t, h)}, or (b t h k), k = {width}; got {tuple(log_a.shape)}")
-    if initial_state is not None and initial_state.shape != (b, h, width, p):
-        raise ConfigError(f"{name}: initial_state must be (b h k p) = {(b, h, width, p)}; got {tuple(initial_state.shape)}")
-    if segments is not None and segments.ids.shape != (b, t):
-        raise ConfigError(f"{name}: segments must be (b t) = {(b, t)}; got {tuple(segments.ids.shape)}")
-    if chunk_size < 1:
-        raise ConfigError(f"{name}: chunk_size must be 1 or more; got {chunk_size}")
-
-
-def start_state(
-    initial_state: Tensor | None, k: Tensor, v: Tensor, dtype: torch.dtype, segments: Segments | None
-) -> Tensor:
-    """The incoming state (b h k p) in ``dtype``: zeros where there is none, and in rows that begin another document."""
-    if initial_state is None:
-        b, _, _, _, h, width, p = sizes_of(k, v)
-        return v.new_zeros(b, h, width, p, dtype=dtype)
-    return carried_state(initial_state, dtype, segments)
-
-
-def log_steps(log_a: Tensor | None, segments: Segments | None, dtype: torch.dtype) -> Tensor | None:
-    """``log_a`` for sums: no decay at pads, and no -inf: exp(-1000) is 0 in float64 too: the bound changes nothing."""
-    return None if log_a is None else mask_pads(log_a, segments).to(dtype).clamp(min=-1000.0)
+    check_shape(name, "initial_state", initial_state, "(b h k p)", memory_shape(k, v))
+    check_segments(name, segments, b, t)
+    check_count(name, "chunk_size", chunk_size)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import mask_pads
-from hybridtf.ops.gated_delta_rule.shapes import Sizes, log_steps, sizes_of
+from hybridtf.ops.documents import log_steps, mask_pads
+from hybridtf.ops.gated_delta_rule.shapes import Sizes, sizes_of
 
 
 def gated_delta_rule_step(
@@ -16,7 +16,7 @@ def gated_delta_rule_step(
     document begins; its dtype is the precision. Returns y (b 1 h p) in v's dtype and the new state.
     """
     q_t, k_t, v_t, beta_t = (mask_pads(x, segments)[:, 0].to(state.dtype) for x in (q, k, v, beta))
-    steps = log_steps(log_a, segments, state.dtype)
+    steps = None if log_a is None else log_steps(log_a, segments, state.dtype)
     y, new = delta_token(sizes_of(k, v), q_t, k_t, v_t, beta_t, None if steps is None else steps[:, 0], state)
     return mask_pads(y[:, None], segments).to(v.dtype), new
 

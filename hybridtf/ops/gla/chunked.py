@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import state_dtype
-from hybridtf.ops.gla.shapes import DecayOf, check, start_state
+from hybridtf.ops.documents import memory_shape, start_state, state_dtype
+from hybridtf.ops.gla.shapes import DecayOf, check
 from hybridtf.ops.gla.spans import gla_span
 from hybridtf.ops.gla.step import gla_step
-from hybridtf.ops.span_op import Call, chunks_at_once, span_op
+from hybridtf.ops.passes_op import Call
+from hybridtf.ops.span_op import span_op
+from hybridtf.ops.spans import chunks_at_once
 
 
 def gla_chunked(
@@ -27,7 +29,7 @@ def gla_chunked(
     check(
         k, v, log_a, q=q, bonus=bonus, initial_state=initial_state, segments=segments, chunk_size=chunk_size, decay=decay
     )
-    state = start_state(initial_state, k, v, state_dtype(q, k, v, log_a, bonus), segments)
+    state = start_state(initial_state, memory_shape(k, v), v, state_dtype(q, k, v, log_a, bonus), segments)
     if v.shape[1] == 1:
         with torch.autocast(v.device.type, enabled=False):
             return gla_step(q, k, v, log_a, bonus, state, segments, decay)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import mask_pads, state_dtype
-from hybridtf.ops.gla.shapes import DecayOf, check, start_state
+from hybridtf.ops.documents import mask_pads, memory_shape, start_state, state_dtype
+from hybridtf.ops.gla.shapes import DecayOf, check
 
 
 def gla_reference(
@@ -32,7 +32,7 @@ def gla_reference(
         k, v, log_a, q=q, bonus=bonus, initial_state=initial_state, segments=segments, chunk_size=chunk_size, decay=decay
     )
     dtype = state_dtype(q, k, v, log_a, bonus)
-    state = start_state(initial_state, k, v, dtype, segments)
+    state = start_state(initial_state, memory_shape(k, v), v, dtype, segments)
     q, k, v_wide, steps = (mask_pads(x, segments).to(dtype) for x in (q, k, v, log_a))
     u = None if bonus is None else bonus.to(dtype)[..., None]
     factors = steps.exp()[..., :, None] if decay == "keys" else steps.exp()[..., None, :]

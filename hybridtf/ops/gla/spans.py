@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hybridtf.ops.span_op import Call, States
+from hybridtf.ops.passes_op import Call, States
 
 
 class Cut(NamedTuple):

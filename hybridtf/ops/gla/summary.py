@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import mask_pads, state_dtype
-from hybridtf.ops.gla.shapes import DecayOf, check, log_steps
+from hybridtf.ops.documents import log_steps, mask_pads, state_dtype
+from hybridtf.ops.gla.shapes import DecayOf, check
 
 
 def gla_summary(

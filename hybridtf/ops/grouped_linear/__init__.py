@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hybridtf.core.kernels import Kernel, always
+from hybridtf.ops.grouped_linear.cases import CASES
 from hybridtf.ops.grouped_linear.grouped import grouped_linear_blocks, grouped_linear_grouped, why_not_grouped
 from hybridtf.ops.grouped_linear.reference import grouped_linear_reference
 
@@ -28,4 +29,4 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel("grouped_linear", "grouped", 20, why_not_grouped, _grouped),
 )
 
-__all__ = ["KERNELS", "grouped_linear_blocks", "grouped_linear_grouped", "grouped_linear_reference"]
+__all__ = ["CASES", "KERNELS", "grouped_linear_blocks", "grouped_linear_grouped", "grouped_linear_reference"]

@@ -7,8 +7,8 @@ Axes: s rows, e groups, i inputs, o outputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -73,7 +73,10 @@ def _linear_op(x: Tensor, weight: Tensor, ends: Tensor, blocks: bool) -> Tensor:
     # Where weights need a cast and most groups have no row, blocks cast only what is used.
     if blocks or (x.dtype != weight.dtype and x.shape[0] < weight.shape[0]):
         return linear_blocks(x, weight, ends)
-    y = F.grouped_mm(x.contiguous(), weight.to(x.dtype), offs=ends.int())
+    weight = weight.to(x.dtype)
+    if not (weight.is_contiguous() or weight.mT.is_contiguous()):  # torch's product takes no other strides
+        weight = weight.contiguous()
+    y = F.grouped_mm(x.contiguous(), weight, offs=ends.int())
     if x.device.type == "cpu":
         y[int(ends[-1]) :] = 0  # the product leaves these rows as they were
         return y
@@ -114,44 +117,42 @@ register_flop_formula(torch.ops.hybridtf.grouped_linear)(linear_flops)
 register_flop_formula(torch.ops.hybridtf.grouped_outer)(outer_flops)
 
 
-class _Linear(torch.autograd.Function):
-    """``_linear_op`` with its gradients, which are the two products again."""
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, ends: Tensor, blocks: bool) -> Tensor:
-        y: Tensor = _linear_op(x, weight, ends, blocks)
-        return y
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, ends, ctx.blocks = inputs
-        ctx.save_for_backward(x, weight, ends)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, ends = ctx.saved_tensors
-        linear: Any = _Linear.apply if torch.is_grad_enabled() else _linear_op
-        outer: Any = _Outer.apply if torch.is_grad_enabled() else _outer_op
-        dx = linear(grad, weight.transpose(1, 2), ends, ctx.blocks) if ctx.needs_input_grad[0] else None
-        dweight = outer(x, grad, ends, ctx.blocks).to(weight.dtype) if ctx.needs_input_grad[1] else None
-        return dx, dweight, None, None
+Pair: TypeAlias = tuple[Tensor | None, Tensor | None]
 
 
-class _Outer(torch.autograd.Function):
-    """``_outer_op`` with its gradients, for derivatives of the second order on."""
+def _product(operator: Any, gradients: Callable[..., Pair]) -> Any:
+    """``operator(a, b, ends, blocks)`` with ``gradients(needed, d, a, b, ends, blocks)`` for those of a and b."""
 
-    @staticmethod
-    def forward(x: Tensor, grad: Tensor, ends: Tensor, blocks: bool) -> Tensor:
-        out: Tensor = _outer_op(x, grad, ends, blocks)
-        return out
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(a: Tensor, b: Tensor, ends: Tensor, blocks: bool) -> Tensor:
+            out: Tensor = operator(a, b, ends, blocks)
+            return out
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, grad, ends, ctx.blocks = inputs
-        ctx.save_for_backward(x, grad, ends)
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+            a, b, ends, ctx.blocks = inputs
+            ctx.save_for_backward(a, b, ends)
 
-    @staticmethod
-    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
-        x, grad, ends = ctx.saved_tensors
-        linear: Any = _Linear.apply if torch.is_grad_enabled() else _linear_op
-        return linear(grad, outer.transpose(1, 2), ends, ctx.blocks), linear(x, outer, ends, ctx.blocks), None, None
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+            return *gradients(ctx.needs_input_grad, grad, *ctx.saved_tensors, ctx.blocks), None, None
+
+    return Product
+
+
+def _of_linear(needed: Sequence[bool], grad: Tensor, x: Tensor, weight: Tensor, ends: Tensor, blocks: bool) -> Pair:
+    linear, outer = (_Linear.apply, _Outer.apply) if torch.is_grad_enabled() else (_linear_op, _outer_op)
+    dx = linear(grad, weight.transpose(1, 2), ends, blocks) if needed[0] else None
+    dweight = outer(x, grad, ends, blocks).to(weight.dtype) if needed[1] else None
+    return dx, dweight
+
+
+def _of_outer(needed: Sequence[bool], outer: Tensor, x: Tensor, grad: Tensor, ends: Tensor, blocks: bool) -> Pair:
+    """For derivatives of the second order on."""
+    linear: Any = _Linear.apply if torch.is_grad_enabled() else _linear_op
+    return linear(grad, outer.transpose(1, 2), ends, blocks), linear(x, outer, ends, blocks)
+
+
+_Linear = _product(torch.ops.hybridtf.grouped_linear.default, _of_linear)
+_Outer = _product(torch.ops.hybridtf.grouped_outer.default, _of_outer)

@@ -11,17 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def forward_flops(u: Sequence[Sequence[int]], *rest: Any, **more: Any) -> int:
-    """Arguments as shapes, a list of them for real and imaginary parts."""
-    return _elements(u[0]) * (2 if len(u) == 1 else 8)
+def forward_flops(u: Sequence[int], u_im: Sequence[int] | None, *rest: Any, **more: Any) -> int:
+    """Arguments as shapes."""
+    return math.prod(u) * (2 if u_im is None else 8)
 
 
-def backward_flops(u: Sequence[Any], decay: Sequence[Any], log: bool, *rest: Any, **more: Any) -> int:
+def backward_flops(u: Sequence[int], u_im: Sequence[int] | None, *rest: Any, **more: Any) -> int:
     """The same of the backward; with a logarithm one product more for each element."""
+    log = rest[5]
     products = 2 if log else 1
-    size = _elements(rest[3][1:])
-    return size * (2 + products if len(u) == 1 else 8 + 6 * products)
-
-
-def _elements(shape: Sequence[int]) -> int:
-    return int(math.prod(shape))
+    return math.prod(u) * (2 + products if u_im is None else 8 + 6 * products)

@@ -9,60 +9,68 @@ import torch
 from torch import Tensor
 
 from hybridtf.ops.linear_scan.shapes import Parts, factor
-from hybridtf.ops.linear_scan.spans import Call, Span, factors_of, masks_of, spans_of
+from hybridtf.ops.linear_scan.spans import Decays, factors_of, masks_of, spans_for
+from hybridtf.ops.passes_op import Call
+from hybridtf.ops.spans import Span
 
-Steps = list[Parts]
+Places = list[Parts]
 """Parts (b k c) for each place of a chunk, or (b c) for each chunk, in the order of a sweep."""
 
 
-def forward(call: Call, u: Parts, state: Parts) -> tuple[Tensor, Tensor]:
-    """All states, parts first (parts b t c), and the last ones (parts b c), in the dtype of the incoming ``state``."""
+def forward(call: Call, state: list[Tensor], keep: bool) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """All states, parts first (parts b t c), and the last ones, each (b c), in the dtype of the incoming ``state``; the
+    backward needs no more."""
+    u, decays = _parts(call), Decays.of(call)
     shape, dtype = u[0].shape, state[0].dtype
     h = state[0].new_empty(len(u), *shape)
     carry = tuple(x.double() for x in state)
-    for span in spans_of(shape, h.device):
-        a, total = factors_of(call, span, shape, dtype)
+    for span in spans_for(shape, h.device):
+        a, total = factors_of(decays, span, shape, dtype)
         out = tuple(span.cut(x) for x in h)
-        carry = _scan(_steps(_load(u, call, span, dtype)), [*_steps(a)], carry, total, _steps(out), turn=1)
-    last = h[:, :, -1] if shape[1] else torch.stack(state)
-    return h, last.clone(memory_format=torch.contiguous_format)
+        carry = _scan(_places(_load(u, decays, span, dtype)), [*_places(a)], carry, total, _places(out), turn=1)
+    last = h[:, :, -1] if shape[1] else state
+    return h, [x.clone(memory_format=torch.contiguous_format) for x in last], []
 
 
-def backward(
-    call: Call, u_dtypes: tuple[torch.dtype, ...], state: Parts, h: Tensor, dh: Tensor, dlast: Tensor
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+def backward(call: Call, kept: list[Tensor], dh: Tensor, dlast: list[Tensor]) -> list[Tensor]:
     """Gradients of the parts of u, of the factor (or its logarithm) and of the incoming state.
 
-    ``dh`` (parts b t c), ``dlast`` (parts b c): those of all states and of the last ones, beside each other.
+    ``kept``: all states (parts b t c), and the incoming ones; ``dh`` (parts b t c), ``dlast`` (b c) each: the gradients of all
+    states and of the last ones, beside each other.
     """
+    (h, *state), decays = kept, Decays.of(call)
     shape, dtype = h.shape[1:], h.dtype
-    du = [torch.empty(shape, dtype=x, device=h.device) for x in u_dtypes]
-    wide = torch.float64 if call.timeless else None
-    ddecay = [torch.zeros(x.shape, dtype=wide or x.dtype, device=h.device) for x in call.decay]
+    du = [torch.empty(shape, dtype=x.dtype, device=h.device) for x in _parts(call)]
+    wide = torch.float64 if decays.timeless else None
+    ddecay = [torch.zeros(x.shape, dtype=wide or x.dtype, device=h.device) for x in decays.decay]
     carry = tuple(x.double() for x in dlast)
-    for span in reversed(spans_of(shape, h.device)):
-        a, total = factors_of(call, span, shape, dtype)
+    for span in reversed(spans_for(shape, h.device)):
+        a, total = factors_of(decays, span, shape, dtype)
         same = all(x.dtype == dtype for x in du)
         gu = tuple(span.cut(x) if same else torch.empty_like(span.cut(h[0])) for x in du)
         given = tuple(span.cut(x) for x in dh.to(dtype))
         carry = _scan_back(given, a, carry, total, gu)
-        found = _to_decay(gu, _before(h, state, span), a if call.log and not call.timeless else None)
-        _store(call, span, gu, found, du, ddecay)
-    if call.timeless:
-        ddecay = _through_log(call, ddecay)
-    return du, ddecay, [x.to(dtype, copy=True, memory_format=torch.contiguous_format) for x in carry]
+        found = _to_decay(gu, _before(h, tuple(state), span), a if decays.log and not decays.timeless else None)
+        _store(decays, span, gu, found, du, ddecay)
+    if decays.timeless:
+        ddecay = _through_log(decays, ddecay)
+    return [*du, *ddecay, *(x.to(dtype, copy=True, memory_format=torch.contiguous_format) for x in carry)]
 
 
-def _load(x: Parts, call: Call, span: Span, dtype: torch.dtype) -> Parts:
+def _parts(call: Call) -> Parts:
+    return tuple(x for x in (call["u"], call["u_im"]) if x is not None)
+
+
+def _load(x: Parts, decays: Decays, span: Span, dtype: torch.dtype) -> Parts:
     """A span in the dtype of the states, zero at pads."""
     parts = tuple(span.cut(y) for y in x)
-    pads, _ = masks_of(call, span)
+    pads, _ = masks_of(decays, span)
     if pads is not None:
         parts = tuple(y.masked_fill(pads, 0) for y in parts)
     return tuple(y.to(dtype) for y in parts)
 
 
-def _steps(x: Parts, axis: int = 2) -> Steps:
+def _places(x: Parts, axis: int = 2) -> Places:
     return list(zip(*(y.unbind(axis) for y in x), strict=True))
 
 
@@ -74,7 +82,7 @@ def _step(u: Parts, a: Parts, h: Parts, out: Parts, turn: int) -> None:
         torch.addcmul(u[1], a[0], h[1], out=out[1]).addcmul_(a[1], h[0], value=turn)
 
 
-def _scan(u: Steps, a: Steps, carry: Parts, total: Parts, out: Steps, turn: int) -> Parts:
+def _scan(u: Places, a: Places, carry: Parts, total: Parts, out: Places, turn: int) -> Parts:
     """Write the states of a span into ``out``; ``carry`` (b c, float64) enters its first chunk, what leaves is returned."""
     if not total:
         start = tuple(x[:, None].to(out[0][0].dtype) for x in carry)
@@ -85,7 +93,7 @@ def _scan(u: Steps, a: Steps, carry: Parts, total: Parts, out: Steps, turn: int)
     return carry
 
 
-def _sweep(u: Steps, a: Steps, state: Parts, out: Steps, turn: int) -> Parts:
+def _sweep(u: Places, a: Places, state: Parts, out: Places, turn: int) -> Parts:
     """One step after another, all that lies side by side at once."""
     for u_i, a_i, out_i in zip(u, a, out, strict=True):
         _step(u_i, a_i, state, out_i, turn)
@@ -93,7 +101,7 @@ def _sweep(u: Steps, a: Steps, state: Parts, out: Steps, turn: int) -> Parts:
     return state
 
 
-def _sum_up(u: Steps, a: Steps, turn: int) -> Parts:
+def _sum_up(u: Places, a: Places, turn: int) -> Parts:
     """What each chunk leaves (b k c) when it starts from zero. Two buffers: a pair needs both parts of the step before."""
     state = tuple(x.clone(memory_format=torch.contiguous_format) for x in u[0])
     other = tuple(torch.empty_like(x) for x in state)
@@ -107,11 +115,11 @@ def _walk(sums: Parts, total: Parts, carry: Parts, turn: int) -> tuple[Parts, Pa
     """What enters each chunk (b k c), and what leaves the last one; float64. Backwards in time where ``turn`` is -1."""
     b, n, c = sums[0].shape
     between = tuple(torch.empty(b, n + 1, c, dtype=x.dtype, device=x.device) for x in carry)
-    borders = _steps(between, 1)[::turn]
+    borders = _places(between, 1)[::turn]
     for x, y in zip(borders[0], carry, strict=True):
         x.copy_(y)
     wide = tuple(x.double() for x in sums)
-    _sweep(_steps(wide, 1)[::turn], _steps(total, 1)[::turn], borders[0], borders[1:], turn)
+    _sweep(_places(wide, 1)[::turn], _places(total, 1)[::turn], borders[0], borders[1:], turn)
     entering = slice(0, n) if turn == 1 else slice(1, n + 1)
     return tuple(x[:, entering] for x in between), borders[-1]
 
@@ -122,7 +130,7 @@ def _scan_back(given: Parts, a: Parts, carry: Parts, total: Parts, out: Parts) -
     What passes from chunk to chunk is e = conj(a) gu, so that a chunk needs no factor of the next: its last place adds e as
     it stands, its first place multiplies once more.
     """
-    g, factors, gu = _steps(given)[::-1], _steps(a)[::-1], _steps(out)[::-1]
+    g, factors, gu = _places(given)[::-1], _places(a)[::-1], _places(out)[::-1]
     dtype = out[0].dtype
     if total:
         sums = _times(factors[-1], _sum_up(g, [(), *factors[:-1]], -1))
@@ -158,9 +166,9 @@ def _to_decay(gu: Parts, before: Parts, a: Parts | None) -> Parts:
     return (found[0].mul_(a[0]),) if len(a) == 1 else _times(a, found)
 
 
-def _store(call: Call, span: Span, gu: Parts, found: Parts, du: list[Tensor], ddecay: list[Tensor]) -> None:
+def _store(decays: Decays, span: Span, gu: Parts, found: Parts, du: list[Tensor], ddecay: list[Tensor]) -> None:
     """Put the gradients of a span in their places; none at pads, and none of a factor where a document starts."""
-    pads, starts = masks_of(call, span)
+    pads, starts = masks_of(decays, span)
     if pads is not None:
         gu, found = (tuple(x.masked_fill_(pads, 0) for x in part) for part in (gu, found))
     if starts is not None:
@@ -169,15 +177,15 @@ def _store(call: Call, span: Span, gu: Parts, found: Parts, du: list[Tensor], dd
         if whole.dtype != part.dtype:
             whole[:, span.start : span.stop] = part.flatten(1, 2)
     for whole, part in zip(ddecay, found, strict=True):
-        if call.timeless:
+        if decays.timeless:
             whole += part.sum((0, 1, 2), dtype=torch.float64)
         else:
             whole[:, span.start : span.stop] = part.flatten(1, 2)
 
 
-def _through_log(call: Call, ddecay: list[Tensor]) -> list[Tensor]:
+def _through_log(decays: Decays, ddecay: list[Tensor]) -> list[Tensor]:
     """The gradients of a factor (c) from float64 to its own dtype, by way of its logarithm where that was given."""
     found: Parts = tuple(ddecay)
-    if call.log:
-        found = _times(factor(tuple(x.double() for x in call.decay), True), found)
-    return [x.to(y.dtype) for x, y in zip(found, call.decay, strict=True)]
+    if decays.log:
+        found = _times(factor(tuple(x.double() for x in decays.decay), True), found)
+    return [x.to(y.dtype) for x, y in zip(found, decays.decay, strict=True)]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hybridtf.core.segments import Segments
 from hybridtf.ops.documents import mask_pads
-from hybridtf.ops.linear_scan.shapes import Number, check, factor, number, product, spread, start_state
+from hybridtf.ops.linear_scan.shapes import Number, check, factor, number, product, spread, start_parts
 
 
 def linear_scan_reference(
@@ -28,7 +28,7 @@ def linear_scan_reference(
     Raises :class:`ConfigError` where the arguments do not fit.
     """
     args = check(u, log_a, a, initial_state, segments)
-    state, dtype = start_state(args), args.dtype
+    state, dtype = start_parts(args), args.dtype
     writes = [_real_steps(x, segments, dtype) for x in args.u]
     if args.decay[0].ndim == args.u[0].ndim:
         steps = [_real_steps(x, segments, dtype) for x in args.decay]

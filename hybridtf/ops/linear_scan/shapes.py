@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import carried_state, state_dtype
+from hybridtf.ops.checks import check_segments
+from hybridtf.ops.documents import start_state, state_dtype
 
 Parts: TypeAlias = tuple[Tensor, ...]
 """One tensor of real numbers, or two: real and imaginary parts."""
@@ -58,8 +59,7 @@ def check(
     if state is not None and (len(state) != len(parts) or state[0].shape != (shape[0], *shape[2:])):
         wanted = f"{'a pair of ' if len(parts) == 2 else ''}(b ...channels) = {(shape[0], *shape[2:])}"
         raise ConfigError(f"linear_scan: initial_state must be {wanted}; got {[tuple(x.shape) for x in state]}")
-    if segments is not None and segments.ids.shape != shape[:2]:
-        raise ConfigError(f"linear_scan: segments must be (b t) = {tuple(shape[:2])}; got {tuple(segments.ids.shape)}")
+    check_segments("linear_scan", segments, *shape[:2])
     return Arguments(parts, factor, a is None, state, segments)
 
 
@@ -79,11 +79,11 @@ def number(parts: Parts) -> Number:
     return parts[0] if len(parts) == 1 else (parts[0], parts[1])
 
 
-def start_state(args: Arguments) -> Parts:
+def start_parts(args: Arguments) -> Parts:
     """The incoming state's parts (b c): zeros where there is none, and in rows that begin another document."""
-    if args.initial_state is None:
-        return tuple(x.new_zeros((x.shape[0], *x.shape[2:]), dtype=args.dtype) for x in args.u)
-    return tuple(carried_state(x, args.dtype, args.segments) for x in args.initial_state)
+    given = args.initial_state or (None,) * len(args.u)
+    shape = (args.u[0].shape[0], *args.u[0].shape[2:])
+    return tuple(start_state(x, shape, like, args.dtype, args.segments) for x, like in zip(given, args.u, strict=True))
 
 
 def spread(mask: Tensor, like: Tensor) -> Tensor:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import mask_pads, state_dtype
+from hybridtf.ops.documents import log_steps, mask_pads, state_dtype
 from hybridtf.ops.log_linear.levels import level, levels_after
-from hybridtf.ops.log_linear.shapes import LogLinearState, check, counts, start_state
+from hybridtf.ops.log_linear.shapes import LogLinearState, check, counts, start_levels
 from hybridtf.ops.log_linear.step import log_linear_step
-from hybridtf.ops.span_op import Call, States, span_op
-from hybridtf.ops.ssd.shapes import log_steps
+from hybridtf.ops.passes_op import Call, States
+from hybridtf.ops.span_op import span_op
 
 
 def log_linear_chunked(
@@ -28,7 +28,7 @@ def log_linear_chunked(
     """
     check(q, k, v, log_a, level_scales, initial_state, segments, chunk_size)
     dtype, t = state_dtype(q, k, v, log_a, level_scales), v.shape[1]
-    S, start = start_state(initial_state, k, v, level_scales, dtype, segments)
+    S, start = start_levels(initial_state, k, v, level_scales, dtype, segments)
     with torch.autocast(v.device.type, enabled=False):
         if t == 1:
             return log_linear_step(q, k, v, log_a, level_scales, (S, start), segments)
@@ -114,5 +114,5 @@ def _length(call: Call) -> int:
 
 _chunked = span_op(
     "log_linear_chunked", _span, timed=("q", "k", "v", "log_a", "level_scales", "count"), length=_length,
-    like=lambda call: (call["v"].shape, call["v"].dtype), n_states=2,
+    like=lambda call: (call["v"].shape, call["v"].dtype),
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 from hybridtf.core.segments import Segments
 from hybridtf.ops.documents import mask_pads, state_dtype
 from hybridtf.ops.log_linear.levels import counted_on
-from hybridtf.ops.log_linear.shapes import LogLinearState, check, counts, start_state
+from hybridtf.ops.log_linear.shapes import LogLinearState, check, counts, start_levels
 
 
 def log_linear_reference(
@@ -36,7 +36,7 @@ def log_linear_reference(
     dtype, heads = state_dtype(q, k, v, log_a, level_scales), v.shape[2] // k.shape[2]
     q, k, wide, log_a, scales = (mask_pads(x, segments).to(dtype) for x in (q, k, v, log_a, level_scales))
     q, k = (x.repeat_interleave(heads, dim=2) for x in (q, k))
-    S, count = start_state(initial_state, k, v, level_scales, dtype, segments)
+    S, count = start_levels(initial_state, k, v, level_scales, dtype, segments)
     after = counts(count, v.shape[1], segments)
     real = torch.ones_like(after, dtype=torch.bool) if segments is None else segments.real
     out = []

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import carried_state
+from hybridtf.ops.checks import check_count, check_segments
+from hybridtf.ops.documents import memory_shape, start_state
 
 LogLinearState: TypeAlias = tuple[Tensor, Tensor]
 """S (b m h n p), the levels 1 to m of each head, and the count (b) int64 of the document's tokens so far."""
@@ -41,22 +42,19 @@ def check(
         found, want = tuple(tuple(x.shape) for x in initial_state), ((b, levels - 1, h, n, p), (b,))
         if found != want:
             raise ConfigError(f"log_linear: initial_state must be S (b m h n p) and count (b) = {want}; got {found}")
-    if segments is not None and segments.ids.shape != (b, t):
-        raise ConfigError(f"log_linear: segments must be (b t) = {(b, t)}; got {tuple(segments.ids.shape)}")
-    if chunk_size < 1:
-        raise ConfigError(f"log_linear: chunk_size must be 1 or more; got {chunk_size}")
+    check_segments("log_linear", segments, b, t)
+    check_count("log_linear", "chunk_size", chunk_size)
 
 
-def start_state(
+def start_levels(
     initial_state: LogLinearState | None, k: Tensor, v: Tensor, level_scales: Tensor, dtype: torch.dtype,
     segments: Segments | None,
 ) -> LogLinearState:
     """The incoming state in ``dtype``: zeros where there is none, and in rows that begin another document."""
-    if initial_state is None:
-        (b, h, p), n, m = (v.shape[0], *v.shape[2:]), k.shape[3], level_scales.shape[-1] - 1
-        return v.new_zeros(b, m, h, n, p, dtype=dtype), torch.zeros(b, dtype=torch.int64, device=v.device)
-    S, count = initial_state
-    return carried_state(S, dtype, segments), carried_state(count, torch.int64, segments)
+    S, count = (None, None) if initial_state is None else initial_state
+    b, *rest = memory_shape(k, v)
+    levels = start_state(S, (b, level_scales.shape[-1] - 1, *rest), v, dtype, segments)
+    return levels, start_state(count, (b,), v, torch.int64, segments)
 
 
 def counts(start: Tensor, t: int, segments: Segments | None) -> Tensor:

@@ -15,7 +15,8 @@ from hybridtf.ops.documents import state_dtype
 from hybridtf.ops.long_conv.blocks import convolve, documents
 from hybridtf.ops.long_conv.shapes import check, joined
 from hybridtf.ops.long_conv.step import long_conv_step
-from hybridtf.ops.span_op import Call, States, span_op
+from hybridtf.ops.passes_op import Call, States
+from hybridtf.ops.span_op import span_op
 
 
 def long_conv_chunked(

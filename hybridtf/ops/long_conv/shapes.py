@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.core.segments import Segments
+from hybridtf.ops.checks import check_segments
 
 
 def check(x: Tensor, weight: Tensor, past: Tensor | None, past_length: Tensor | None, segments: Segments | None) -> None:
@@ -26,8 +27,7 @@ def check(x: Tensor, weight: Tensor, past: Tensor | None, past_length: Tensor | 
             raise ConfigError(f"long_conv: past must be (b s c) = {wanted}; got {tuple(past.shape)}")
         if past_length.shape != x.shape[:1]:
             raise ConfigError(f"long_conv: past_length must be (b) = ({x.shape[0]},); got {tuple(past_length.shape)}")
-    if segments is not None and segments.ids.shape != x.shape[:2]:
-        raise ConfigError(f"long_conv: segments must be (b t) = {tuple(x.shape[:2])}; got {tuple(segments.ids.shape)}")
+    check_segments("long_conv", segments, *x.shape[:2])
 
 
 def joined(

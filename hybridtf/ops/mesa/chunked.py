@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import state_dtype
-from hybridtf.ops.mesa.shapes import check, start_state
+from hybridtf.ops.documents import log_steps, start_state, state_dtype
+from hybridtf.ops.mesa.shapes import check, state_shape
 from hybridtf.ops.mesa.solve import solve
 from hybridtf.ops.mesa.step import mesa_step
-from hybridtf.ops.span_op import Call, States, chunks_at_once, span_op
-from hybridtf.ops.ssd.shapes import log_steps
-from hybridtf.ops.ssd.spans import Call as Decaying
-from hybridtf.ops.ssd.spans import Span, decay_of
+from hybridtf.ops.passes_op import Call, States
+from hybridtf.ops.span_op import span_op
+from hybridtf.ops.spans import Span, chunks_at_once
+from hybridtf.ops.ssd.decay import decay_of
 
 
 def mesa_chunked(
@@ -33,7 +33,7 @@ def mesa_chunked(
     """
     check(q, k, v, beta, log_a, ridge, initial_state, segments, chunk_size, n_steps)
     dtype = state_dtype(q, k, v, beta, log_a, ridge)
-    state = start_state(initial_state, k, v, dtype, segments)
+    state = start_state(initial_state, state_shape(k, v), v, dtype, segments)
     with torch.autocast(v.device.type, enabled=False):
         if v.shape[1] == 1:
             return mesa_step(q, k, v, beta, log_a, ridge, state, segments, n_steps)
@@ -44,18 +44,8 @@ def mesa_chunked(
 
 
 def _span(call: Call, state: States) -> tuple[Tensor, States]:
-    """Whole chunks side by side, then the short one, if any."""
-    t, size, out = call.n_tokens, call["chunk_size"], []
-    for start, stop, length in ((0, t - t % size, size), (t - t % size, t, t % size)):
-        if stop > start:
-            y, state = _chunks(call.cut(start, stop), state, length)
-            out.append(y)
-    return torch.cat(out, 1), state
-
-
-def _chunks(call: Call, state: States, length: int) -> tuple[Tensor, States]:
-    """Chunks of ``length`` tokens."""
-    (S,) = state
+    """Whole chunks side by side, or one that is shorter."""
+    (S,), length = state, min(call["chunk_size"], call.n_tokens)
     n, dtype, place = call["k"].shape[3], S.dtype, Span(0, call.n_tokens // length, length)
 
     def load(name: str) -> Tensor:
@@ -65,8 +55,7 @@ def _chunks(call: Call, state: States, length: int) -> tuple[Tensor, States]:
         return x.to(dtype).transpose(2, 3)  # [b, c, h, l, ...]
 
     q, k, v, beta = (load(name) for name in ("q", "k", "v", "beta"))
-    real, ids, first = (None, None, None) if call.masks is None else (call.masks.real, call.masks.ids, call.masks.before)
-    decay = decay_of(Decaying(call["q"], call["k"], call["v"], call["log_a"], real, ids, first, length), place)
+    decay = decay_of(call["log_a"], call.masks, q.shape[2], place)
     tail, whole = decay.tail.transpose(2, 3), decay.whole.flatten(2)[..., None, None]
     writes = (beta[..., None] * tail * k).mT @ torch.cat([k, v], -1)
     entered = []
@@ -113,5 +102,5 @@ def _like(call: Call) -> tuple[Sequence[int], torch.dtype]:
 
 _op = span_op(
     "mesa_chunked", _span, timed=("q", "k", "v", "beta", "log_a"), fixed=("ridge",),
-    options={"chunk_size": int, "n_steps": int}, length=_length, like=_like,
+    options={"chunk_size": int, "n_steps": int}, length=_length, chunk=lambda call: call["chunk_size"], like=_like,
 )

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import mask_pads, state_dtype
-from hybridtf.ops.mesa.shapes import check, start_state
+from hybridtf.ops.documents import mask_pads, start_state, state_dtype
+from hybridtf.ops.mesa.shapes import check, state_shape
 
 
 def mesa_reference(
@@ -30,7 +30,7 @@ def mesa_reference(
     """
     check(q, k, v, beta, log_a, ridge, initial_state, segments, chunk_size, n_steps)
     dtype = state_dtype(q, k, v, beta, log_a, ridge)
-    state, n = start_state(initial_state, k, v, dtype, segments), k.shape[3]
+    state, n = start_state(initial_state, state_shape(k, v), v, dtype, segments), k.shape[3]
     added = torch.diag_embed(ridge.to(dtype))
     out = []
     tokens = zip(*(mask_pads(x, segments).to(dtype).unbind(1) for x in (q, k, v, beta, log_a)), strict=True)

@@ -1,13 +1,12 @@
-"""What every form of ``mesa`` checks before it computes, and the state it starts from."""
+"""What every form of ``mesa`` checks before it computes."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import carried_state
+from hybridtf.ops.checks import check_count, check_segments
 
 
 def check(
@@ -21,22 +20,16 @@ def check(
     b, t, h, n = k.shape
     wanted = {"beta": (beta, (b, t, h)), "log_a": (log_a, (b, t, h)), "ridge": (ridge, (h, n))}
     if initial_state is not None:
-        wanted["initial_state"] = (initial_state, (b, h, n, n + v.shape[3]))
+        wanted["initial_state"] = (initial_state, state_shape(k, v))
     for name, (x, shape) in wanted.items():
         if x.shape != shape:
             raise ConfigError(f"mesa: {name} must be {shape}; got {tuple(x.shape)}")
-    if segments is not None and segments.ids.shape != (b, t):
-        raise ConfigError(f"mesa: segments must be (b t) = {(b, t)}; got {tuple(segments.ids.shape)}")
+    check_segments("mesa", segments, b, t)
     for name, number in (("chunk_size", chunk_size), ("n_steps", n_steps)):
-        if number < 1:
-            raise ConfigError(f"mesa: {name} must be 1 or more; got {number}")
+        check_count("mesa", name, number)
 
 
-def start_state(
-    initial_state: Tensor | None, k: Tensor, v: Tensor, dtype: torch.dtype, segments: Segments | None
-) -> Tensor:
-    """The incoming state (b h k k+v) in ``dtype``: zeros where there is none, and in rows that begin another document."""
-    if initial_state is None:
-        (b, _, h, n), p = k.shape, v.shape[3]
-        return v.new_zeros(b, h, n, n + p, dtype=dtype)
-    return carried_state(initial_state, dtype, segments)
+def state_shape(k: Tensor, v: Tensor) -> tuple[int, int, int, int]:
+    """(b h k k+v) of k (b t h k) and v (b t h v)."""
+    b, _, h, n = k.shape
+    return b, h, n, n + v.shape[3]

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from torch import Tensor
 
 from hybridtf.core.kernels import Kernel, always
+from hybridtf.ops.path_attention.cases import CASES
 from hybridtf.ops.path_attention.chunked import path_attention_chunked
 from hybridtf.ops.path_attention.reference import path_attention_reference
 
-__all__ = ["KERNELS", "path_attention_chunked", "path_attention_reference"]
+__all__ = ["CASES", "KERNELS", "path_attention_chunked", "path_attention_reference"]
 
 
 def _load_reference() -> Callable[..., Tensor]:

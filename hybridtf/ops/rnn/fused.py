@@ -16,7 +16,7 @@ from hybridtf.core.segments import Segments
 from hybridtf.ops.documents import state_dtype
 from hybridtf.ops.rnn.flops import backward_flops, forward_flops
 from hybridtf.ops.rnn.loops import run
-from hybridtf.ops.rnn.shapes import Cell, State, Weights, check, start_state, widened
+from hybridtf.ops.rnn.shapes import Cell, State, Weights, check, start_cell, widened
 from hybridtf.ops.rnn.step import rnn_step
 
 
@@ -30,13 +30,12 @@ def rnn_fused(
     backward runs them again.
     """
     check(
-        x, weight_hh, cell=cell, weight_ih=weight_ih, bias_ih=bias_ih, bias_hh=bias_hh, initial_state=initial_state,
-        segments=segments,
+        x, weight_hh, cell=cell, weight_ih=weight_ih, bias_ih=bias_ih, bias_hh=bias_hh, segments=segments,
     )
     dtype = state_dtype(x, weight_hh, weight_ih)
     weights = widened(weight_hh, weight_ih, bias_ih, bias_hh, dtype)
     with torch.autocast(x.device.type, enabled=False):
-        state = start_state(initial_state, cell, x, weights.width, dtype, segments)
+        state = start_cell(initial_state, cell, x, weights.width, dtype, segments)
         if x.shape[1] == 1:
             y, state = rnn_step(cell, x.to(dtype), weights, state, segments)
         elif torch.compiler.is_compiling():

@@ -11,7 +11,7 @@ from hybridtf.ops.rnn.shapes import State, Weights
 
 
 def run(cell: str, x: Tensor, weights: Weights, state: State, segments: Segments | None) -> tuple[Tensor, State]:
-    """The op for any length: ``x`` (b t d) in the state's dtype, and the state as ``start_state`` gives it."""
+    """The op for any length: ``x`` (b t d) in the state's dtype, and the state as ``start_cell`` gives it."""
     b, t = x.shape[:2]
     documents = None if segments is None or not b * t else lay_out(segments)
     if not b * t or (documents is not None and not documents.rectangles):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hybridtf.core.segments import Segments
 from hybridtf.ops.documents import mask_pads, state_dtype
-from hybridtf.ops.rnn.shapes import Cell, State, check, start_state, widened
+from hybridtf.ops.rnn.shapes import Cell, State, check, start_cell, widened
 from hybridtf.ops.rnn.step import cell_step, input_share
 
 
@@ -34,14 +34,13 @@ def rnn_reference(
     Schmidhuber 1997 with the forget gate of Gers et al. 2000; Cho et al. 2014 in the form of ``torch.nn.GRU``.
     """
     check(
-        x, weight_hh, cell=cell, weight_ih=weight_ih, bias_ih=bias_ih, bias_hh=bias_hh, initial_state=initial_state,
-        segments=segments,
+        x, weight_hh, cell=cell, weight_ih=weight_ih, bias_ih=bias_ih, bias_hh=bias_hh, segments=segments,
     )
     dtype = state_dtype(x, weight_hh, weight_ih)
     weights = widened(weight_hh, weight_ih, bias_ih, bias_hh, dtype)
     out = []
     with torch.autocast(x.device.type, enabled=False):
-        state = start_state(initial_state, cell, x, weights.width, dtype, segments)
+        state = start_cell(initial_state, cell, x, weights.width, dtype, segments)
         real = starts = None
         if segments is not None:
             real, starts = segments.real.unbind(1), segments.starts.unbind(1)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from hybridtf.core.errors import ConfigError, known_names
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import carried_state
+from hybridtf.ops.checks import check_segments
+from hybridtf.ops.documents import start_states
 
 Cell: TypeAlias = Literal["tanh", "relu", "lstm", "gru"]
 
@@ -40,7 +41,7 @@ class Weights(NamedTuple):
 
 def check(
     x: Tensor, weight_hh: Tensor, *, cell: str, weight_ih: Tensor | None, bias_ih: Tensor | None, bias_hh: Tensor | None,
-    initial_state: Mapping[str, Tensor] | None, segments: Segments | None,
+    segments: Segments | None,
 ) -> None:
     """Raise :class:`ConfigError` where the arguments do not fit."""
     if cell not in GATES:
@@ -50,7 +51,7 @@ def check(
         raise ConfigError(f"rnn: x must be (b t d); got {tuple(x.shape)}")
     if weight_hh.ndim != 2 or weight_hh.shape[0] != gates * weight_hh.shape[1]:
         raise ConfigError(f"rnn: weight_hh of cell {cell!r} must be ({gates} h, h); got {tuple(weight_hh.shape)}")
-    (b, t, d), (rows, h) = x.shape, weight_hh.shape
+    (b, t, d), rows = x.shape, weight_hh.shape[0]
     if weight_ih is None and bias_ih is not None:
         raise ConfigError("rnn: bias_ih belongs to weight_ih; without that, x must hold the bias already")
     if weight_ih is None and d != rows:
@@ -60,13 +61,7 @@ def check(
     for name, bias in (("bias_ih", bias_ih), ("bias_hh", bias_hh)):
         if bias is not None and bias.shape != (rows,):
             raise ConfigError(f"rnn: {name} must be ({rows},); got {tuple(bias.shape)}")
-    for name in () if initial_state is None else STATES[cell]:
-        found = None if initial_state is None else initial_state.get(name)
-        if found is None or found.shape != (b, h):
-            got = None if found is None else tuple(found.shape)
-            raise ConfigError(f"rnn: initial_state[{name!r}] must be (b h) = {(b, h)}; got {got}")
-    if segments is not None and segments.ids.shape != (b, t):
-        raise ConfigError(f"rnn: segments must be (b t) = {(b, t)}; got {tuple(segments.ids.shape)}")
+    check_segments("rnn", segments, b, t)
 
 
 def widened(
@@ -77,11 +72,10 @@ def widened(
     return Weights(weight_hh.to(dtype), ih, b_ih, b_hh)
 
 
-def start_state(
+def start_cell(
     initial_state: Mapping[str, Tensor] | None, cell: str, x: Tensor, width: int, dtype: torch.dtype,
     segments: Segments | None,
 ) -> State:
     """The incoming state, each (b h) in ``dtype``: zeros where there is none, and in rows that begin another document."""
-    if initial_state is None:
-        return {name: x.new_zeros(x.shape[0], width, dtype=dtype) for name in STATES[cell]}
-    return {name: carried_state(initial_state[name], dtype, segments) for name in STATES[cell]}
+    shapes = dict.fromkeys(STATES[cell], (x.shape[0], width))
+    return start_states("rnn", shapes, initial_state, x, dtype, segments, axes="(b h)")

@@ -35,7 +35,7 @@ def input_share(x: Tensor, weights: Weights) -> Tensor:
 def rnn_step(
     cell: str, x: Tensor, weights: Weights, state: State, segments: Segments | None
 ) -> tuple[Tensor, State]:
-    """The op for t = 1, arguments checked: ``x`` (b 1 d) in the state's dtype, and the state as ``start_state`` gives it."""
+    """The op for t = 1, arguments checked: ``x`` (b 1 d) in the state's dtype, and the state as ``start_cell`` gives it."""
     new = cell_step(cell, input_share(mask_pads(x, segments)[:, 0], weights), weights, state)
     if segments is None:
         return new["h"][:, None], new

@@ -1,4 +1,4 @@
-"""How ``selective_scan_chunked`` cuts a call into chunks of time, and a chunk into blocks that a cache holds.
+"""How ``selective_scan_chunked`` lays out a chunk of time, and cuts it into blocks that a cache holds.
 
 Axes: b batch, t time, g groups, r rows (b g), l places of a chunk, n states a channel, c channels (inside: of a group).
 """
@@ -11,66 +11,45 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Elements (l r n c) that are computed side by side: few on a CPU, whose cache holds them, enough to fill a GPU.
-BLOCK_BUDGET = 2**18
-BLOCK_BUDGET_GPU = 2**24
+from hybridtf.ops.passes_op import Call
+from hybridtf.ops.spans import span_budget
 
 
-class Call(NamedTuple):
-    """One call without its gradients: inputs (B and C as b t g n), masks (None without segments), and the chunk size."""
+def rows_of(call: Call) -> tuple[int, int]:
+    """Batch and groups."""
+    return call["x"].shape[0], call["B"].shape[2]
 
-    x: Tensor
-    dt: Tensor
-    A: Tensor
-    B: Tensor
-    C: Tensor
-    D: Tensor | None
-    real: Tensor | None
-    starts: Tensor | None
-    chunk_size: int
 
-    @property
-    def rows(self) -> tuple[int, int]:
-        """Batch and groups."""
-        return self.x.shape[0], self.B.shape[2]
+def lay(call: Call, z: Tensor, dtype: torch.dtype) -> Tensor:
+    """``z`` (b l g*width or b l g width) of a chunk as (l r width)."""
+    b, g = rows_of(call)
+    return z.transpose(0, 1).to(dtype).reshape(z.shape[1], b * g, z.shape[2:].numel() // g).contiguous()
 
-    def count_chunks(self) -> int:
-        """As arithmetic that holds for a compiler's symbols too."""
-        return (self.x.shape[1] + self.chunk_size - 1) // self.chunk_size
 
-    def chunks(self) -> list[slice]:
-        """The places in time of each chunk."""
-        t = self.x.shape[1]
-        return [slice(i, min(i + self.chunk_size, t)) for i in range(0, t, self.chunk_size)]
+def load(call: Call, name: str, dtype: torch.dtype) -> Tensor:
+    """The same of a tensor of a chunk by its name, zero at pads."""
+    z: Tensor = call[name]
+    if call.masks is not None:
+        z = z.masked_fill(~call.masks.real.view(*z.shape[:2], *[1] * (z.ndim - 2)), 0)
+    return lay(call, z, dtype)
 
-    def load(self, z: Tensor, chunk: slice, dtype: torch.dtype) -> Tensor:
-        """A chunk of ``z`` (b t g*width or b t g width) as (l r width), zero at pads."""
-        part = z[:, chunk]
-        if self.real is not None:
-            part = part.masked_fill(~self.real[:, chunk].view(*part.shape[:2], *[1] * (z.ndim - 2)), 0)
-        (b, g), length = self.rows, part.shape[1]
-        return part.transpose(0, 1).to(dtype).reshape(length, b * g, z.shape[2:].numel() // g).contiguous()
 
-    def unload(self, part: Tensor, like: Tensor) -> Tensor:
-        """A chunk (l r width) back as (b l ...), as a part of ``like``."""
-        return part.reshape(len(part), like.shape[0], *like.shape[2:]).transpose(0, 1)
+def unload(part: Tensor, like: Tensor) -> Tensor:
+    """A chunk (l r width) back as (b l ...), as ``like`` is."""
+    return part.reshape(len(part), like.shape[0], *like.shape[2:]).transpose(0, 1)
 
-    def stays(self, chunk: slice, dtype: torch.dtype) -> Tensor | None:
-        """(l r 1 1): 0 where a document begins that the state before does not belong to, else 1."""
-        if self.starts is None:
-            return None
-        return (~self.starts[:, chunk].T).to(dtype).repeat_interleave(self.rows[1], dim=1)[..., None, None]
 
-    def by_row(self, z: Tensor, dtype: torch.dtype) -> Tensor:
-        """A parameter (g*c) or (g*c n) as (r c) or (r n c)."""
-        b, g = self.rows
-        part: Tensor = z.to(dtype).reshape(g, z.shape[0] // g, *z.shape[1:]).movedim(1, -1)
-        return part.expand(b, *part.shape).reshape(b * g, *part.shape[1:]).contiguous()
+def stays(call: Call, dtype: torch.dtype) -> Tensor | None:
+    """(l r 1 1): 0 where a document begins that the state before does not belong to, else 1."""
+    if call.masks is None:
+        return None
+    return (~call.masks.starts.T).to(dtype).repeat_interleave(rows_of(call)[1], dim=1)[..., None, None]
 
-    def over_batch(self, z: Tensor, like: Tensor) -> Tensor:
-        """The gradient of a parameter: the sum of what its rows (r c) or (r n c) give, as ``like``."""
-        b, g = self.rows
-        return z.view(b, g, *z.shape[1:]).sum(0).movedim(-1, 1).reshape(like.shape).to(like.dtype).contiguous()
+
+def by_row(z: Tensor, b: int, g: int, dtype: torch.dtype) -> Tensor:
+    """A parameter (g*c) or (g*c n) as (r c) or (r n c), for each row of the batch."""
+    part: Tensor = z.to(dtype).reshape(g, z.shape[0] // g, *z.shape[1:]).movedim(1, -1)
+    return part.expand(b, *part.shape).reshape(b * g, *part.shape[1:]).contiguous()
 
 
 class Block(NamedTuple):
@@ -91,7 +70,7 @@ class Block(NamedTuple):
 def blocks_of(shape: torch.Size, n: int, device: torch.device) -> Iterator[Block]:
     """Blocks of a chunk of ``shape`` (l r c), each within the budget: first fewer rows, then fewer channels."""
     length, rows, channels = shape
-    budget = BLOCK_BUDGET if device.type == "cpu" else BLOCK_BUDGET_GPU
+    budget = span_budget(device)
     wide = max(1, min(channels, budget // max(1, length * n)))
     high = max(1, budget // max(1, length * n * wide))
     for row in range(0, rows, high):

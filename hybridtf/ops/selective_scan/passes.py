@@ -1,4 +1,4 @@
-"""Both passes of ``selective_scan_chunked``, outside autograd. README.md has the derivation.
+"""Both passes of ``selective_scan_chunked`` over a chunk, outside autograd. README.md has the derivation.
 
 Axes: b batch, t time, r rows (batch by groups), l places of a chunk, n states a channel, c channels of a group.
 """
@@ -10,8 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hybridtf.ops.selective_scan.blocks import Block, Call, blocks_of
+from hybridtf.ops.passes_op import Call, States
+from hybridtf.ops.selective_scan.blocks import Block, blocks_of, lay, load, rows_of, stays, unload
 from hybridtf.ops.selective_scan.tree import products, scan_, scan_back_
+from hybridtf.ops.span_op import SpanGradients
 
 
 class Chunk(NamedTuple):
@@ -25,7 +27,7 @@ class Chunk(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Gradients that both passes over blocks add up: of a chunk's inputs, and of A over all chunks."""
+    """Gradients that the pass over blocks adds up."""
 
     x: Tensor  # (l r c)
     dt: Tensor  # (l r c)
@@ -34,62 +36,43 @@ class Sums(NamedTuple):
     A: Tensor  # (r n c)
 
 
-def forward(call: Call, state: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """y (b t c), the final state (r n c), and the state before each chunk, stacked (none unless ``keep``).
-
-    ``state`` (r n c) is the incoming one. Results are contiguous and share no memory with an input.
-    """
-    y = torch.empty(call.x.shape, dtype=call.x.dtype, device=call.x.device)
-    befores = state.new_empty(call.count_chunks() if keep else 0, *state.shape)
-    state = state.clone(memory_format=torch.contiguous_format)
-    A = call.by_row(call.A, state.dtype)
-    D = None if call.D is None else call.by_row(call.D, state.dtype)
-    for i, places in enumerate(call.chunks()):
-        if keep:
-            befores[i] = state
-        chunk = _load(call, places, state.dtype)
-        out = torch.empty_like(chunk.x)
-        for block in blocks_of(out.shape, A.shape[1], out.device):
-            h, _ = _states(chunk, A, state, block)
-            block.cut(out).copy_((chunk.C[:, block.rows, None] @ h)[:, :, 0])
-            block.states(state).copy_(h[-1])
-        if D is not None:
-            out.addcmul_(D, chunk.x)
-        y[:, places] = call.unload(out, y)
-    if call.real is not None:
-        y.masked_fill_(~call.real[..., None], 0)
-    return y, state, befores
+def forward_span(call: Call, states: States) -> tuple[Tensor, States]:
+    """y (b l c) of a chunk, and the state after it; the one before is (r n c). A is (r n c) and D (r c), as the state is."""
+    (state,), chunk = states, _load(call, states[0].dtype)
+    A, out = call["A"], torch.empty_like(chunk.x)
+    after = torch.empty_like(state, memory_format=torch.contiguous_format)
+    for block in blocks_of(out.shape, A.shape[1], out.device):
+        h, _ = _states(chunk, A, state, block)
+        block.cut(out).copy_((chunk.C[:, block.rows, None] @ h)[:, :, 0])
+        block.states(after).copy_(h[-1])
+    if call["D"] is not None:
+        out.addcmul_(call["D"], chunk.x)
+    return unload(out, call["x"]), (after,)
 
 
-def backward(call: Call, befores: Tensor, dy: Tensor, dstate: Tensor) -> tuple[Tensor, ...]:
-    """Gradients of x, dt, A, B, C, D (a scalar without D) and of the incoming state, given those of y and of the last one."""
-    dtype = dstate.dtype
-    grads = [torch.empty(z.shape, dtype=z.dtype, device=z.device) for z in (call.x, call.dt, call.B, call.C)]
-    dstate = dstate.clone(memory_format=torch.contiguous_format)
-    A = call.by_row(call.A, dtype)
-    D = None if call.D is None else call.by_row(call.D, dtype)
-    dA, dD = torch.zeros_like(A), A.new_zeros(A.shape[0], A.shape[2])
-    for places, before in reversed(list(zip(call.chunks(), befores, strict=True))):
-        chunk, dout = _load(call, places, dtype), call.load(dy, places, dtype)
-        dx, ddt, dB, dC = (torch.zeros_like(z) for z in (chunk.x, chunk.dt, chunk.B, chunk.C))
-        sums = Sums(dx, ddt, dB, dC, dA)
-        for block in blocks_of(dout.shape, A.shape[1], dout.device):
-            _backward_block(chunk, A, before, dout, dstate, block, sums)
-        if D is not None:
-            sums.x.addcmul_(D, dout)
-            dD += (dout * chunk.x).sum(0)
-        if call.real is not None:
-            # A pad has no time step, but its state has decays around it: what they give is no gradient of the pad.
-            sums.dt.view(len(dout), *call.rows, -1).masked_fill_(~call.real[:, places].T[..., None, None], 0)
-        for grad, part in zip(grads, sums[:4], strict=True):
-            grad[:, places] = call.unload(part, grad)
-    of_D = dD.new_zeros(()) if call.D is None else call.over_batch(dD, call.D)
-    return *grads[:2], call.over_batch(dA, call.A), *grads[2:], of_D, dstate
+def backward_span(call: Call, states: States, dy: Tensor, dstates: States) -> SpanGradients:
+    """Gradients of x, dt, B and C of a chunk, of A (r n c) and D (r c), and of the state before it."""
+    (before,), dtype = states, dstates[0].dtype
+    dstate = dstates[0].clone(memory_format=torch.contiguous_format)
+    A, D = call["A"], call["D"]
+    chunk, dout = _load(call, dtype), lay(call, dy, dtype)
+    sums = Sums(*(torch.zeros_like(z) for z in (chunk.x, chunk.dt, chunk.B, chunk.C, A)))
+    for block in blocks_of(dout.shape, A.shape[1], dout.device):
+        _backward_block(chunk, A, before, dout, dstate, block, sums)
+    fixed = [sums.A]
+    if D is not None:
+        sums.x.addcmul_(D, dout)
+        fixed.append((dout * chunk.x).sum(0))
+    if call.masks is not None:
+        # A pad has no time step, but its state has decays around it: what they give is no gradient of the pad.
+        sums.dt.view(len(dout), *rows_of(call), -1).masked_fill_(~call.masks.real.T[..., None, None], 0)
+    timed = [unload(part, call[name]) for part, name in zip(sums[:4], ("x", "dt", "B", "C"), strict=True)]
+    return SpanGradients(timed, fixed, (dstate,))
 
 
-def _load(call: Call, places: slice, dtype: torch.dtype) -> Chunk:
-    x, dt, B, C = (call.load(z, places, dtype) for z in (call.x, call.dt, call.B, call.C))
-    return Chunk(x, dt, B, C, call.stays(places, dtype))
+def _load(call: Call, dtype: torch.dtype) -> Chunk:
+    x, dt, B, C = (load(call, name, dtype) for name in ("x", "dt", "B", "C"))
+    return Chunk(x, dt, B, C, stays(call, dtype))
 
 
 def _states(chunk: Chunk, A: Tensor, before: Tensor, block: Block) -> tuple[Tensor, list[Tensor]]:

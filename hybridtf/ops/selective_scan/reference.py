@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import mask_pads, state_dtype
-from hybridtf.ops.selective_scan.shapes import by_group, check, start_state
+from hybridtf.ops.documents import mask_pads, start_state, state_dtype
+from hybridtf.ops.selective_scan.shapes import by_group, check
 
 
 def selective_scan_reference(
@@ -26,7 +26,7 @@ def selective_scan_reference(
     """
     check(x, dt, A, B, C=C, D=D, initial_state=initial_state, segments=segments, chunk_size=chunk_size)
     dtype = state_dtype(x, dt, A, B, C)
-    state = start_state(initial_state, x, A, dtype, segments)
+    state = start_state(initial_state, (x.shape[0], *A.shape), x, dtype, segments)
     wide, dt, B, C = (mask_pads(z, segments).to(dtype) for z in (x, dt, by_group(B), by_group(C)))
     A, width = A.to(dtype), x.shape[2] // B.shape[2]
     B, C = (z.repeat_interleave(width, dim=2) for z in (B, C))  # [b, t, c, n]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import carried_state
+from hybridtf.ops.checks import check_count, check_segments, check_shape
 
 
 def check(
@@ -28,25 +27,11 @@ def check(
         raise ConfigError(f"selective_scan: the {c} channels of x must be a multiple of the {groups} groups of B")
     if C is not None and C.shape != B.shape:
         raise ConfigError(f"selective_scan: C must have the shape of B {tuple(B.shape)}; got {tuple(C.shape)}")
-    if D is not None and D.shape != (c,):
-        raise ConfigError(f"selective_scan: D must be (c) = {(c,)}; got {tuple(D.shape)}")
-    if initial_state is not None and initial_state.shape != (b, c, n):
-        raise ConfigError(
-            f"selective_scan: initial_state must be (b c n) = {(b, c, n)}; got {tuple(initial_state.shape)}"
-        )
-    if segments is not None and segments.ids.shape != (b, t):
-        raise ConfigError(f"selective_scan: segments must be (b t) = {(b, t)}; got {tuple(segments.ids.shape)}")
-    if chunk_size < 1:
-        raise ConfigError(f"selective_scan: chunk_size must be 1 or more; got {chunk_size}")
+    check_shape("selective_scan", "D", D, "(c)", (c,))
+    check_shape("selective_scan", "initial_state", initial_state, "(b c n)", (b, c, n))
+    check_segments("selective_scan", segments, b, t)
+    check_count("selective_scan", "chunk_size", chunk_size)
 
-
-def start_state(
-    initial_state: Tensor | None, x: Tensor, A: Tensor, dtype: torch.dtype, segments: Segments | None
-) -> Tensor:
-    """The incoming state (b c n) in ``dtype``: zeros where there is none, and in rows that begin another document."""
-    if initial_state is None:
-        return x.new_zeros(x.shape[0], *A.shape, dtype=dtype)
-    return carried_state(initial_state, dtype, segments)
 
 
 def by_group(B: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import mask_pads
-from hybridtf.ops.short_conv.shapes import check, start_state, sum_dtype
+from hybridtf.ops.documents import mask_pads, start_state
+from hybridtf.ops.short_conv.shapes import check, sum_dtype
 
 
 def short_conv_reference(
@@ -30,7 +30,7 @@ def short_conv_reference(
     check(x, weight, bias, initial_state, segments, activation)
     dtype, width = sum_dtype(x, weight), weight.shape[1]
     taps = weight.to(dtype).unbind(1)
-    window = start_state(initial_state, x, width, segments)
+    window = start_state(initial_state, (x.shape[0], width - 1, x.shape[2]), x, x.dtype, segments)
     out = []
     for i, x_t in enumerate(mask_pads(x, segments).unbind(1)):
         old = window

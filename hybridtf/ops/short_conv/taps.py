@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import mask_pads
+from hybridtf.ops.documents import mask_pads, start_state
 from hybridtf.ops.gradients import first_order
-from hybridtf.ops.short_conv.shapes import check, start_state, sum_dtype
+from hybridtf.ops.short_conv.shapes import check, sum_dtype
 
 
 def short_conv_taps(
@@ -27,7 +27,7 @@ def short_conv_taps(
     reference has them.
     """
     check(x, weight, bias, initial_state, segments, activation)
-    state = start_state(initial_state, x, weight.shape[1], segments)
+    state = start_state(initial_state, (x.shape[0], weight.shape[1] - 1, x.shape[2]), x, x.dtype, segments)
     x = mask_pads(x, segments)
     if x.shape[1] == 1:
         return _step(x, weight, bias, state, segments, activation)

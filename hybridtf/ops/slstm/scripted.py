@@ -13,10 +13,11 @@ from torch import Tensor
 
 from hybridtf.core.segments import Segments
 from hybridtf.ops.documents import mask_pads
+from hybridtf.ops.passes_op import Call, States
 from hybridtf.ops.slstm.cell import cell
 from hybridtf.ops.slstm.loop import Walk
 from hybridtf.ops.slstm.shapes import STATES, masked, start
-from hybridtf.ops.span_op import Call, States, span_op
+from hybridtf.ops.span_op import span_op
 
 
 def _span(call: Call, state: States) -> tuple[Tensor, States]:
@@ -32,7 +33,7 @@ def _span(call: Call, state: States) -> tuple[Tensor, States]:
 
 _OP = span_op(
     "slstm", _span, timed=("x",), fixed=("weight_hh",), length=lambda call: call["chunk_size"],
-    like=lambda call: ((*call["x"].shape[:3], call["x"].shape[3] // 4), call["x"].dtype), n_states=len(STATES),
+    like=lambda call: ((*call["x"].shape[:3], call["x"].shape[3] // 4), call["x"].dtype),
 )
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import carried_state, state_dtype
+from hybridtf.ops.checks import check_count, check_segments
+from hybridtf.ops.documents import start_states, state_dtype
 
 STATES = ("h", "c", "n", "m")
 """Output, memory, normaliser and maximum, each (b heads p)."""
@@ -27,19 +28,11 @@ def start(
         got = f"{tuple(x.shape)} and {tuple(weight_hh.shape)}"
         raise ConfigError(f"slstm: x must be (b t heads 4p) and weight_hh (heads p 4p); got {got}")
     shape = (x.shape[0], *weight_hh.shape[:2])
-    if segments is not None and segments.ids.shape != x.shape[:2]:
-        raise ConfigError(f"slstm: segments must be (b t) = {tuple(x.shape[:2])}; got {tuple(segments.ids.shape)}")
-    if chunk_size < 1:
-        raise ConfigError(f"slstm: chunk_size must be 1 or more; got {chunk_size}")
+    check_segments("slstm", segments, *x.shape[:2])
+    check_count("slstm", "chunk_size", chunk_size)
     dtype = state_dtype(x, weight_hh)
-    if initial_state is None:
-        return tuple(x.new_zeros(shape, dtype=dtype) for _ in STATES)
-    for name in STATES:
-        given = initial_state.get(name)
-        if given is None or given.shape != shape:
-            got = "None" if given is None else str(tuple(given.shape))
-            raise ConfigError(f"slstm: initial_state[{name!r}] must be (b heads p) = {shape}; got {got}")
-    return tuple(carried_state(initial_state[name], dtype, segments) for name in STATES)
+    shapes = dict.fromkeys(STATES, shape)
+    return tuple(start_states("slstm", shapes, initial_state, x, dtype, segments, axes="(b heads p)").values())
 
 
 def masked(x: Tensor, segments: Segments | None, dtype: torch.dtype) -> Tensor:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import mask_pads, state_dtype
-from hybridtf.ops.ssd.shapes import check, start_state
+from hybridtf.ops.documents import mask_pads, memory_shape, start_state, state_dtype
+from hybridtf.ops.ssd.shapes import check
 
 
 def ssd_reference(
@@ -28,7 +28,7 @@ def ssd_reference(
     heads = v.shape[2] // k.shape[2]
     q, k, v_wide, decay = (mask_pads(x, segments).to(dtype) for x in (q, k, v, log_a))
     q, k = (x.repeat_interleave(heads, dim=2) for x in (q, k))
-    state = start_state(initial_state, k, v, dtype, segments)
+    state = start_state(initial_state, memory_shape(k, v), v, dtype, segments)
     real = starts = None
     if segments is not None:
         real, starts = segments.real.unbind(1), segments.starts.unbind(1)

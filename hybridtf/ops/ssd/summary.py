@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import mask_pads, state_dtype
-from hybridtf.ops.ssd.shapes import check, log_steps
+from hybridtf.ops.documents import log_steps, mask_pads, state_dtype
+from hybridtf.ops.ssd.shapes import check
 
 
 def ssd_summary(k: Tensor, v: Tensor, log_a: Tensor, *, segments: Segments | None = None) -> tuple[Tensor, Tensor]:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import mask_pads, state_dtype
+from hybridtf.ops.documents import log_steps, mask_pads, start_states, state_dtype
 from hybridtf.ops.ssd.chunked import ssd_chunked
-from hybridtf.ops.ssd.shapes import check, log_steps, start_states
+from hybridtf.ops.ssd.shapes import check
 
 State = dict[str, Tensor]
 

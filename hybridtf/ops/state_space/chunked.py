@@ -13,8 +13,10 @@ from torch import Tensor
 
 from hybridtf.core.segments import Segments
 from hybridtf.ops.documents import mask_pads
-from hybridtf.ops.span_op import Call, Masks, States, chunks_at_once, span_op
-from hybridtf.ops.state_space.shapes import Number, as_given, check, start_state
+from hybridtf.ops.passes_op import Call, Masks, States
+from hybridtf.ops.span_op import span_op
+from hybridtf.ops.spans import chunks_at_once
+from hybridtf.ops.state_space.shapes import Number, as_given, check, start_joined
 from hybridtf.ops.state_space.step import state_space_step
 from hybridtf.ops.state_space.tables import tables
 
@@ -29,7 +31,7 @@ def state_space_chunked(
     Second derivatives raise :class:`KernelError`: the reference has them.
     """
     system = check(u, b, c, log_a, a, initial_state, segments, chunk_size)
-    state = start_state(u, system, initial_state, segments)
+    state = start_joined(u, system, initial_state, segments)
     with torch.autocast(u.device.type, enabled=False):
         if u.shape[1] == 1:
             y, last = state_space_step(u, system, state, segments)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hybridtf.core.segments import Segments
 from hybridtf.ops.documents import mask_pads
-from hybridtf.ops.state_space.shapes import Number, System, advance, as_given, check, read, start_state, written
+from hybridtf.ops.state_space.shapes import Number, System, advance, as_given, check, read, start_joined, written
 
 
 def state_space_reference(
@@ -26,7 +26,7 @@ def state_space_reference(
     float64 if a tensor is. Differentiable in all tensors. Raises :class:`ConfigError` where the arguments do not fit.
     """
     system = check(u, b, c, log_a, a, initial_state, segments, chunk_size)
-    state = start_state(u, system, initial_state, segments)
+    state = start_joined(u, system, initial_state, segments)
     cast = System(system.form, *(tuple(x.to(state.dtype) for x in part) for part in system[1:]))
     writes, reads = written(cast), read(cast)
     out = []

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import carried_state, state_dtype
+from hybridtf.ops.checks import check_segments
+from hybridtf.ops.documents import start_state, state_dtype
 
 Parts: TypeAlias = tuple[Tensor, ...]
 Number: TypeAlias = Tensor | tuple[Tensor, Tensor]
@@ -64,8 +65,7 @@ def check(
             raise ConfigError(f"state_space: {key} must be {pairs}{wanted}; got {[tuple(x.shape) for x in parts]}")
     if a is not None and len(factor) == 2:
         raise ConfigError("state_space: a dense matrix a is real; a complex diagonal is given as log_a")
-    if segments is not None and segments.ids.shape != u.shape[:2]:
-        raise ConfigError(f"state_space: segments must be (b t) = {tuple(u.shape[:2])}; got {tuple(segments.ids.shape)}")
+    check_segments("state_space", segments, *u.shape[:2])
     form: Literal["real", "complex", "dense"] = "dense" if log_a is None else "real" if len(factor) == 1 else "complex"
     return System(form, factor, parts_b, parts_c)
 
@@ -77,12 +77,11 @@ def _parts(name: str, value: Number | None) -> Parts:
     return parts  # type: ignore[return-value]
 
 
-def start_state(u: Tensor, system: System, initial_state: Number | None, segments: Segments | None) -> Tensor:
+def start_joined(u: Tensor, system: System, initial_state: Number | None, segments: Segments | None) -> Tensor:
     """The incoming state (b c s), float32 at least: zeros where there is none, and in rows that begin another document."""
     dtype = state_dtype(u, *system.a, *system.b, *system.c)
-    if initial_state is None:
-        return torch.zeros(u.shape[0], u.shape[2], system.width, dtype=dtype, device=u.device)
-    return carried_state(torch.cat(_parts("initial_state", initial_state), -1), dtype, segments)
+    whole = None if initial_state is None else torch.cat(_parts("initial_state", initial_state), -1)
+    return start_state(whole, (u.shape[0], u.shape[2], system.width), u, dtype, segments)
 
 
 def as_given(state: Tensor, system: System) -> Number:

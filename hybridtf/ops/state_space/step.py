@@ -11,7 +11,7 @@ from hybridtf.ops.state_space.shapes import System, advance, read, written
 
 
 def state_space_step(u: Tensor, system: System, state: Tensor, segments: Segments | None) -> tuple[Tensor, Tensor]:
-    """The op for t = 1, arguments checked: u (b 1 c), and the state (b c s) as ``start_state`` gives it.
+    """The op for t = 1, arguments checked: u (b 1 c), and the state (b c s) as ``start_joined`` gives it.
 
     Returns y (b 1 c) in u's dtype and the new state.
     """

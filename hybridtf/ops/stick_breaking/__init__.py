@@ -7,10 +7,11 @@ from collections.abc import Callable
 from torch import Tensor
 
 from hybridtf.core.kernels import Kernel, always
+from hybridtf.ops.stick_breaking.cases import CASES
 from hybridtf.ops.stick_breaking.chunked import stick_breaking_chunked
 from hybridtf.ops.stick_breaking.reference import stick_breaking_reference
 
-__all__ = ["KERNELS", "stick_breaking_chunked", "stick_breaking_reference"]
+__all__ = ["CASES", "KERNELS", "stick_breaking_chunked", "stick_breaking_reference"]
 
 
 def _load_reference() -> Callable[..., tuple[Tensor, Tensor]]:

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import mask_pads, state_dtype
+from hybridtf.ops.documents import log_steps, mask_pads, state_dtype
 from hybridtf.ops.mini_batches import places
-from hybridtf.ops.span_op import Call, chunks_at_once, span_op
-from hybridtf.ops.ssd.shapes import log_steps
+from hybridtf.ops.passes_op import Call
+from hybridtf.ops.span_op import span_op
+from hybridtf.ops.spans import chunks_at_once
 from hybridtf.ops.titans.memory import layer_shapes
 from hybridtf.ops.titans.shapes import MATRICES, State, check, start_state
 from hybridtf.ops.titans.spans import span
@@ -71,5 +72,5 @@ def _like(call: Call) -> tuple[Sequence[int], torch.dtype]:
 
 _op = span_op(
     "titans_chunked", span, timed=("q", "k", "v", "theta", "log_eta", "log_a", "place"), fixed=("M0",),
-    options={"mini_batch": int, "depth": int, "d_hidden": int, "aligned": bool}, length=_length, like=_like, n_states=3,
+    options={"mini_batch": int, "depth": int, "d_hidden": int, "aligned": bool}, length=_length, like=_like,
 )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.core.segments import Segments
+from hybridtf.ops.checks import check_segments
 from hybridtf.ops.documents import carried_state
 from hybridtf.ops.titans.memory import layer_shapes
 
@@ -39,8 +40,7 @@ def check(
     for name, (x, shape) in wanted.items():
         if x.shape != shape:
             raise ConfigError(f"titans: {name} must be {shape}; got {tuple(x.shape)}")
-    if segments is not None and segments.ids.shape != (b, t):
-        raise ConfigError(f"titans: segments must be (b t) = {(b, t)}; got {tuple(segments.ids.shape)}")
+    check_segments("titans", segments, b, t)
 
 
 def start_state(

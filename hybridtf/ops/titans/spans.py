@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hybridtf.ops.mini_batches import in_chunks, numbers
-from hybridtf.ops.span_op import Call, States
+from hybridtf.ops.passes_op import Call, States
 from hybridtf.ops.titans.memory import Layers, gradient, join, layer_shapes, split
 
 

@@ -10,8 +10,10 @@ from torch import Tensor
 from hybridtf.core.segments import Segments
 from hybridtf.ops.documents import mask_pads, state_dtype
 from hybridtf.ops.mini_batches import places
-from hybridtf.ops.span_op import Call, chunks_at_once, span_op
-from hybridtf.ops.ttt.shapes import State, check, start_state
+from hybridtf.ops.passes_op import Call
+from hybridtf.ops.span_op import span_op
+from hybridtf.ops.spans import chunks_at_once
+from hybridtf.ops.ttt.shapes import State, check, start_memory
 from hybridtf.ops.ttt.spans import span
 from hybridtf.ops.ttt.step import ttt_step
 
@@ -28,7 +30,7 @@ def ttt_linear_chunked(
     fixed = {"norm_weight": norm_weight, "norm_bias": norm_bias, "W0": W0, "b0": b0, "scale": scale}
     check(q, k, v, lr, fixed, initial_state, segments)
     dtype = state_dtype(q, k, v, lr, *fixed.values())
-    state = start_state(initial_state, k, dtype, segments)
+    state = start_memory(initial_state, k, dtype, segments)
     fixed = {name: x.to(dtype) for name, x in fixed.items()}
     with torch.autocast(v.device.type, enabled=False):
         if v.shape[1] == 1:
@@ -70,5 +72,5 @@ def _like(call: Call) -> tuple[Sequence[int], torch.dtype]:
 _op = span_op(
     "ttt_linear_chunked", span, timed=("q", "k", "v", "lr", "rate", "place"),
     fixed=("norm_weight", "norm_bias", "W0", "b0", "scale"), options={"eps": float, "aligned": bool}, length=_length,
-    like=_like, n_states=2,
+    like=_like,
 )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hybridtf.core.segments import Segments
 from hybridtf.ops.documents import mask_pads, state_dtype
-from hybridtf.ops.ttt.shapes import State, check, start_state
+from hybridtf.ops.ttt.shapes import State, check, start_memory
 from hybridtf.ops.ttt.step import ttt_step
 
 
@@ -37,7 +37,7 @@ def ttt_linear_reference(
     fixed = {"norm_weight": norm_weight, "norm_bias": norm_bias, "W0": W0, "b0": b0, "scale": scale}
     check(q, k, v, lr, fixed, initial_state, segments)
     dtype = state_dtype(q, k, v, lr, *fixed.values())
-    state = start_state(initial_state, k, dtype, segments)
+    state = start_memory(initial_state, k, dtype, segments)
     fixed = {name: x.to(dtype) for name, x in fixed.items()}
     tokens = list(zip(*(mask_pads(x, segments).to(dtype).unbind(1) for x in (q, k, v, lr)), strict=True))
     out = []

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.core.segments import Segments
-from hybridtf.ops.documents import carried_state
+from hybridtf.ops.checks import check_segments
+from hybridtf.ops.documents import start_state
 
 State = dict[str, Tensor]
 
@@ -35,17 +36,14 @@ def check(
             raise ConfigError(f"ttt_linear: {name} must be {shape}; got {tuple(x.shape)}")
     if fixed["scale"].ndim != 1 or not len(fixed["scale"]):
         raise ConfigError(f"ttt_linear: scale must be (m), m tokens of a mini-batch; got {tuple(fixed['scale'].shape)}")
-    if segments is not None and segments.ids.shape != (b, t):
-        raise ConfigError(f"ttt_linear: segments must be (b t) = {(b, t)}; got {tuple(segments.ids.shape)}")
+    check_segments("ttt_linear", segments, b, t)
 
 
-def start_state(
+def start_memory(
     initial_state: Mapping[str, Tensor] | None, k: Tensor, dtype: torch.dtype, segments: Segments | None
 ) -> State:
     """The incoming state in ``dtype``: zeros where there is none, and in rows that begin another document."""
-    (b, _, h, p), device = k.shape, k.device
-    if initial_state is None:
-        W, dW = (torch.zeros(b, h, p + 1, p, dtype=dtype, device=device) for _ in range(2))
-        return {"W": W, "dW": dW, "n": torch.zeros(b, dtype=torch.int64, device=device)}
-    wide = {"W": dtype, "dW": dtype, "n": torch.int64}
-    return {name: carried_state(initial_state[name], kind, segments) for name, kind in wide.items()}
+    b, _, h, p = k.shape
+    given = initial_state or {}
+    wanted = {"W": ((b, h, p + 1, p), dtype), "dW": ((b, h, p + 1, p), dtype), "n": ((b,), torch.int64)}
+    return {name: start_state(given.get(name), shape, k, kind, segments) for name, (shape, kind) in wanted.items()}

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hybridtf.ops.mini_batches import Numbers, in_chunks, numbers
-from hybridtf.ops.span_op import Call, States
+from hybridtf.ops.passes_op import Call, States
 from hybridtf.ops.ttt.norm import fused_loss_gradient
 
 

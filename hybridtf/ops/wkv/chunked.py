@@ -14,7 +14,7 @@ from hybridtf.ops.wkv.sums import Sums, check, closed, opened
 
 _OP = span_op(
     "wkv_chunked", span, timed=("k", "v"), fixed=("log_w", "u"), length=span_length,
-    like=lambda call: (call["v"].shape, call["v"].dtype), n_states=3,
+    like=lambda call: (call["v"].shape, call["v"].dtype),
 )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.core.segments import Segments
+from hybridtf.ops.checks import check_count, check_segments
 from hybridtf.ops.documents import carried_state
 
 LOW = -1e38
@@ -57,10 +58,8 @@ def check(
     if initial_state is not None and [tuple(x.shape) for x in initial_state] != [(b, c)] * 3:
         shapes = [tuple(x.shape) for x in initial_state]
         raise ConfigError(f"wkv: initial_state must be num, den and max, each (b c) = {(b, c)}; got {shapes}")
-    if segments is not None and segments.ids.shape != (b, t):
-        raise ConfigError(f"wkv: segments must be (b t) = {(b, t)}; got {tuple(segments.ids.shape)}")
-    if chunk_size < 1:
-        raise ConfigError(f"wkv: chunk_size must be 1 or more; got {chunk_size}")
+    check_segments("wkv", segments, b, t)
+    check_count("wkv", "chunk_size", chunk_size)
 
 
 def opened(
