@@ -8,23 +8,27 @@ from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
 from hybridtf.tasks import (
     arithmetic,
+    copying,
     fuzzy_recall,
     in_context_recall,
     induction_heads,
     listops,
     memorization,
     mqar,
+    phonebook,
     selective_copying,
     word_problem,
 )
 from hybridtf.tasks.arithmetic import ModularArithmeticConfig
 from hybridtf.tasks.base import IGNORE, Batch, Stream, Task, TaskSplit, Totals
+from hybridtf.tasks.copying import CopyingConfig
 from hybridtf.tasks.fuzzy_recall import FuzzyRecallConfig
 from hybridtf.tasks.in_context_recall import InContextRecallConfig
 from hybridtf.tasks.induction_heads import InductionHeadsConfig
 from hybridtf.tasks.listops import ListOpsConfig
 from hybridtf.tasks.memorization import MemorizationConfig
 from hybridtf.tasks.mqar import MQARConfig
+from hybridtf.tasks.phonebook import PhonebookConfig
 from hybridtf.tasks.selective_copying import SelectiveCopyingConfig
 from hybridtf.tasks.synthetic import Rows, RowsOf, SyntheticConfig, SyntheticTask, VaryingRows
 from hybridtf.tasks.text import EvalDocument, TextConfig, TextTask
@@ -32,10 +36,10 @@ from hybridtf.tasks.tokenization import ByteTokenizer, Decoder, FileTokenizer, T
 from hybridtf.tasks.word_problem import WordProblemConfig
 
 __all__ = [
-    "IGNORE", "Batch", "ByteTokenizer", "Decoder", "EvalDocument", "FileTokenizer", "FuzzyRecallConfig",
+    "IGNORE", "Batch", "ByteTokenizer", "CopyingConfig", "Decoder", "EvalDocument", "FileTokenizer", "FuzzyRecallConfig",
     "InContextRecallConfig", "InductionHeadsConfig", "ListOpsConfig", "MQARConfig", "MemorizationConfig",
-    "ModularArithmeticConfig", "Rows", "RowsOf", "SelectiveCopyingConfig", "Stream", "SyntheticConfig", "SyntheticTask",
-    "Task", "TaskSplit", "TextConfig", "TextTask", "Tokenizer", "Totals", "VaryingRows", "WordProblemConfig",
+    "ModularArithmeticConfig", "PhonebookConfig", "Rows", "RowsOf", "SelectiveCopyingConfig", "Stream", "SyntheticConfig",
+    "SyntheticTask", "Task", "TaskSplit", "TextConfig", "TextTask", "Tokenizer", "Totals", "VaryingRows", "WordProblemConfig",
     "hybridtf_tasks", "make_tokenizer",
 ]
 
@@ -45,6 +49,7 @@ def hybridtf_tasks() -> Sequence[type[ComponentConfig] | Preset]:
     """The built-in tasks."""
     return (
         TextConfig,
+        CopyingConfig, *copying.PRESETS,
         FuzzyRecallConfig, *fuzzy_recall.PRESETS,
         InContextRecallConfig, *in_context_recall.PRESETS,
         InductionHeadsConfig, *induction_heads.PRESETS,
@@ -52,6 +57,7 @@ def hybridtf_tasks() -> Sequence[type[ComponentConfig] | Preset]:
         MQARConfig, *mqar.PRESETS,
         MemorizationConfig, *memorization.PRESETS,
         ModularArithmeticConfig, *arithmetic.PRESETS,
+        PhonebookConfig, *phonebook.PRESETS,
         SelectiveCopyingConfig, *selective_copying.PRESETS,
         WordProblemConfig, *word_problem.PRESETS,
     )
