@@ -15,8 +15,10 @@ from hybridtf.tasks import (
     listops,
     memorization,
     mqar,
+    needles,
     phonebook,
     selective_copying,
+    variable_tracking,
     word_problem,
 )
 from hybridtf.tasks.arithmetic import ModularArithmeticConfig
@@ -28,19 +30,21 @@ from hybridtf.tasks.induction_heads import InductionHeadsConfig
 from hybridtf.tasks.listops import ListOpsConfig
 from hybridtf.tasks.memorization import MemorizationConfig
 from hybridtf.tasks.mqar import MQARConfig
+from hybridtf.tasks.needles import NeedlesConfig
 from hybridtf.tasks.phonebook import PhonebookConfig
 from hybridtf.tasks.selective_copying import SelectiveCopyingConfig
 from hybridtf.tasks.synthetic import Rows, RowsOf, SyntheticConfig, SyntheticTask, VaryingRows
 from hybridtf.tasks.text import EvalDocument, TextConfig, TextTask
 from hybridtf.tasks.tokenization import ByteTokenizer, Decoder, FileTokenizer, Tokenizer, make_tokenizer
+from hybridtf.tasks.variable_tracking import VariableTrackingConfig
 from hybridtf.tasks.word_problem import WordProblemConfig
 
 __all__ = [
     "IGNORE", "Batch", "ByteTokenizer", "CopyingConfig", "Decoder", "EvalDocument", "FileTokenizer", "FuzzyRecallConfig",
     "InContextRecallConfig", "InductionHeadsConfig", "ListOpsConfig", "MQARConfig", "MemorizationConfig",
-    "ModularArithmeticConfig", "PhonebookConfig", "Rows", "RowsOf", "SelectiveCopyingConfig", "Stream", "SyntheticConfig",
-    "SyntheticTask", "Task", "TaskSplit", "TextConfig", "TextTask", "Tokenizer", "Totals", "VaryingRows", "WordProblemConfig",
-    "hybridtf_tasks", "make_tokenizer",
+    "ModularArithmeticConfig", "NeedlesConfig", "PhonebookConfig", "Rows", "RowsOf", "SelectiveCopyingConfig", "Stream",
+    "SyntheticConfig", "SyntheticTask", "Task", "TaskSplit", "TextConfig", "TextTask", "Tokenizer", "Totals",
+    "VariableTrackingConfig", "VaryingRows", "WordProblemConfig", "hybridtf_tasks", "make_tokenizer",
 ]
 
 
@@ -57,7 +61,9 @@ def hybridtf_tasks() -> Sequence[type[ComponentConfig] | Preset]:
         MQARConfig, *mqar.PRESETS,
         MemorizationConfig, *memorization.PRESETS,
         ModularArithmeticConfig, *arithmetic.PRESETS,
+        NeedlesConfig, *needles.PRESETS,
         PhonebookConfig, *phonebook.PRESETS,
         SelectiveCopyingConfig, *selective_copying.PRESETS,
+        VariableTrackingConfig, *variable_tracking.PRESETS,
         WordProblemConfig, *word_problem.PRESETS,
     )

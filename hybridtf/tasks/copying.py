@@ -159,15 +159,18 @@ class CopyingConfig(SyntheticConfig):
 _SIZE = ("length", "min_length", "n_rows")
 _TEST = ("length", "n_rows")
 _LOOKUP = {
-    "n_gram": 2, "n_answer": 4, "train": sizes(_SIZE, (16, 8, 20_000)), "test": sizes(_TEST, (16, 256), (32, 256), (64, 128)),
+    "n_letters": 26, "n_gram": 2, "n_answer": 4, "train": sizes(_SIZE, (16, 8, 20_000)),
+    "test": sizes(_TEST, (16, 256), (32, 256), (64, 128)),
 }
 
 PRESETS = (
     Preset("copying_paper", "copying", {
+        "n_letters": 26, "form": "whole",
         "train": sizes(_SIZE, (20, 5, 100_000)),
         "test": sizes(_TEST, (20, 500), (50, 500), (100, 200), (300, 100), (1000, 64)),
     }),
     Preset("copying_small", "copying", {
+        "n_letters": 26, "form": "whole",
         "train": sizes(_SIZE, (16, 4, 20_000)), "test": sizes(_TEST, (16, 256), (24, 256), (32, 256), (64, 128)),
     }),
     Preset("prefix_lookup_small", "copying", {"form": "prefix", **_LOOKUP}),
