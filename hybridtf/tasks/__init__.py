@@ -8,7 +8,9 @@ from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
 from hybridtf.tasks import (
     arithmetic,
+    common_words,
     copying,
+    frequent_words,
     fuzzy_recall,
     in_context_recall,
     induction_heads,
@@ -23,7 +25,9 @@ from hybridtf.tasks import (
 )
 from hybridtf.tasks.arithmetic import ModularArithmeticConfig
 from hybridtf.tasks.base import IGNORE, Batch, Stream, Task, TaskSplit, Totals
+from hybridtf.tasks.common_words import CommonWordsConfig
 from hybridtf.tasks.copying import CopyingConfig
+from hybridtf.tasks.frequent_words import FrequentWordsConfig
 from hybridtf.tasks.fuzzy_recall import FuzzyRecallConfig
 from hybridtf.tasks.in_context_recall import InContextRecallConfig
 from hybridtf.tasks.induction_heads import InductionHeadsConfig
@@ -40,11 +44,11 @@ from hybridtf.tasks.variable_tracking import VariableTrackingConfig
 from hybridtf.tasks.word_problem import WordProblemConfig
 
 __all__ = [
-    "IGNORE", "Batch", "ByteTokenizer", "CopyingConfig", "Decoder", "EvalDocument", "FileTokenizer", "FuzzyRecallConfig",
-    "InContextRecallConfig", "InductionHeadsConfig", "ListOpsConfig", "MQARConfig", "MemorizationConfig",
-    "ModularArithmeticConfig", "NeedlesConfig", "PhonebookConfig", "Rows", "RowsOf", "SelectiveCopyingConfig", "Stream",
-    "SyntheticConfig", "SyntheticTask", "Task", "TaskSplit", "TextConfig", "TextTask", "Tokenizer", "Totals",
-    "VariableTrackingConfig", "VaryingRows", "WordProblemConfig", "hybridtf_tasks", "make_tokenizer",
+    "IGNORE", "Batch", "ByteTokenizer", "CommonWordsConfig", "CopyingConfig", "Decoder", "EvalDocument", "FileTokenizer",
+    "FrequentWordsConfig", "FuzzyRecallConfig", "InContextRecallConfig", "InductionHeadsConfig", "ListOpsConfig",
+    "MQARConfig", "MemorizationConfig", "ModularArithmeticConfig", "NeedlesConfig", "PhonebookConfig", "Rows", "RowsOf",
+    "SelectiveCopyingConfig", "Stream", "SyntheticConfig", "SyntheticTask", "Task", "TaskSplit", "TextConfig", "TextTask",
+    "Tokenizer", "Totals", "VariableTrackingConfig", "VaryingRows", "WordProblemConfig", "hybridtf_tasks", "make_tokenizer",
 ]
 
 
@@ -53,7 +57,9 @@ def hybridtf_tasks() -> Sequence[type[ComponentConfig] | Preset]:
     """The built-in tasks."""
     return (
         TextConfig,
+        CommonWordsConfig, *common_words.PRESETS,
         CopyingConfig, *copying.PRESETS,
+        FrequentWordsConfig, *frequent_words.PRESETS,
         FuzzyRecallConfig, *fuzzy_recall.PRESETS,
         InContextRecallConfig, *in_context_recall.PRESETS,
         InductionHeadsConfig, *induction_heads.PRESETS,

@@ -5,6 +5,7 @@ Axes: b rows, t time, n items, m tokens of an item.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -80,3 +81,19 @@ def put(tokens: Longs, starts: Longs, items: Longs) -> None:
     """Write items (b n m) into rows (b t), each from its place in ``starts`` (b n) on."""
     places = starts[..., None] + np.arange(items.shape[2])
     np.put_along_axis(tokens, places.reshape(len(tokens), -1), items.reshape(len(tokens), -1), axis=1)
+
+
+def shuffled_words(order: Draws, names: Draws, counts: Longs, n_ids: int) -> tuple[Longs, Longs, Longs]:
+    """Words that come ``counts`` (n) times each, in any order: tokens (b t), the words' ids (b n), and where each word came
+    first (b n). Ids are different ones below ``n_ids``; ``counts`` are all above 0."""
+    total = int(counts.sum())
+    at = np.argsort(order.words(total), axis=1, kind="stable")  # where the copies stand, those of the first word in front
+    ids = names.distinct(len(counts), n_ids)
+    tokens = np.empty((len(at), total), dtype=np.int64)
+    np.put_along_axis(tokens, at, np.repeat(ids, counts, axis=1), axis=1)
+    return tokens, ids, np.minimum.reduceat(at, np.concatenate([[0], counts.cumsum()[:-1]]), axis=1)
+
+
+def log2_orders(counts: Longs) -> float:
+    """Base-2 logarithm of how many different orders words have that come ``counts`` (n) times each."""
+    return (math.lgamma(int(counts.sum()) + 1) - sum(math.lgamma(int(n) + 1) for n in counts)) / math.log(2)

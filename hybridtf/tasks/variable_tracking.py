@@ -70,7 +70,8 @@ class VariableTrackingConfig(SyntheticConfig):
     def _chains_fit(self) -> Self:
         if self.n_filler < 1:
             raise ValueError(
-                f"vocab_size = {self.vocab_size}: two signs, {self.n_variables} variables and {self.n_values} values leave no filler"
+                f"vocab_size = {self.vocab_size}: two signs, {self.n_variables} variables and {self.n_values} values leave "
+                "no filler"
             )
         for where in ("train", "test"):
             for i, size in enumerate(getattr(self, where)):
