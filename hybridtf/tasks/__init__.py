@@ -37,7 +37,7 @@ from hybridtf.tasks.mqar import MQARConfig
 from hybridtf.tasks.needles import NeedlesConfig
 from hybridtf.tasks.phonebook import PhonebookConfig
 from hybridtf.tasks.selective_copying import SelectiveCopyingConfig
-from hybridtf.tasks.synthetic import Rows, RowsOf, SyntheticConfig, SyntheticTask, VaryingRows
+from hybridtf.tasks.synthetic import Rows, RowsOf, SyntheticConfig, SyntheticTask, VaryingRows, WholeRowTask
 from hybridtf.tasks.text import EvalDocument, TextConfig, TextTask
 from hybridtf.tasks.tokenization import ByteTokenizer, Decoder, FileTokenizer, Tokenizer, make_tokenizer
 from hybridtf.tasks.variable_tracking import VariableTrackingConfig
@@ -48,7 +48,8 @@ __all__ = [
     "FrequentWordsConfig", "FuzzyRecallConfig", "InContextRecallConfig", "InductionHeadsConfig", "ListOpsConfig",
     "MQARConfig", "MemorizationConfig", "ModularArithmeticConfig", "NeedlesConfig", "PhonebookConfig", "Rows", "RowsOf",
     "SelectiveCopyingConfig", "Stream", "SyntheticConfig", "SyntheticTask", "Task", "TaskSplit", "TextConfig", "TextTask",
-    "Tokenizer", "Totals", "VariableTrackingConfig", "VaryingRows", "WordProblemConfig", "hybridtf_tasks", "make_tokenizer",
+    "Tokenizer", "Totals", "VariableTrackingConfig", "VaryingRows", "WholeRowTask", "WordProblemConfig", "hybridtf_tasks",
+    "make_tokenizer",
 ]
 
 

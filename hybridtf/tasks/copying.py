@@ -19,7 +19,8 @@ Strings are drawn evenly. The n-gram is any that stands once in its string and h
 is drawn again. ``n_answer`` asks for so many letters at most. ``length`` counts the letters of the string; a row of n letters
 has 2 n + 2 tokens, with n-grams up to 2 n + 2 (suffix) or 2 n + 3 (prefix).
 
-Ids: letters are below V = ``n_letters``, then ``$``, ``|`` and ``.``. ``chance`` is any letter.
+Ids: letters are below V = ``n_letters``, then ``$``, ``|`` and ``.``. The measure is ``row_accuracy``, the share of answers
+that are right as a whole; ``chance`` says any letters, and the end where it is.
 
 Sizes of the paper: 26 letters, strings of 5 to 20 letters to train on, 2,000 steps, AdamW with weight decay 0.1, learning rate
 1e-5, 12 layers of d_model 1024; tested to 1,000 letters, by the share of strings that are right as a whole. Presets:
@@ -37,7 +38,7 @@ from pydantic import Field, model_validator
 from hybridtf.core import Preset
 from hybridtf.tasks.draws import Draws, Longs, first_places
 from hybridtf.tasks.layout import Piece, sign, written
-from hybridtf.tasks.synthetic import Rows, SyntheticConfig, VaryingRows, sizes
+from hybridtf.tasks.synthetic import Rows, SyntheticConfig, VaryingRows, WholeRowTask, sizes
 
 _LETTERS, _LENGTHS, _PLACE = range(3)
 
@@ -84,6 +85,9 @@ class CopyingConfig(SyntheticConfig):
             n_letters=6, train=(StringRows(length=9, min_length=5, n_rows=40),),
             test=(StringRows(length=9, n_rows=12), StringRows(length=13, n_rows=9)),
         )
+
+    def load(self, seed: int = 0) -> WholeRowTask:
+        return WholeRowTask(self, seed)
 
     @property
     def n_ids(self) -> int:
@@ -152,8 +156,8 @@ class CopyingConfig(SyntheticConfig):
         return np.asarray(once & (np.arange(n) + self.n_gram < lengths[:, None]))
 
     def baselines(self) -> dict[str, float]:
-        """``chance``: any letter, and the end where it is."""
-        return {"chance": 1 / self.n_letters}
+        """``chance``: any letters, and the end where it is."""
+        return {"chance": self.guessed_rows(1 / self.n_letters, sure=1)}
 
 
 _SIZE = ("length", "min_length", "n_rows")

@@ -11,7 +11,8 @@ letters a b c d, names of two of them, numbers of three digits and one example a
 Names of a row are all different, digits are drawn evenly, and what is asked, examples included, is any choice of the entries,
 each once. ``length`` counts entries.
 
-Ids: digits 0 to 9, then ``n_letters`` tokens of names, then ``;`` and ``?``. ``chance`` is any digit.
+Ids: digits 0 to 9, then ``n_letters`` tokens of names, then ``;`` and ``?``. The measure is ``row_accuracy``: all
+digits that a row asks for are right; ``chance`` says any digits.
 
 Sizes of the paper: numbers of 10 digits, two examples, up to some hundred entries, for language models that were not trained
 on it; Samba (https://arxiv.org/abs/2406.07522) trains on 20 to 480 entries. Presets: ``phonebook_paper`` (those figures, names
@@ -29,7 +30,7 @@ from pydantic import Field, model_validator
 from hybridtf.core import Preset
 from hybridtf.tasks.draws import Draws, Longs
 from hybridtf.tasks.layout import Piece, sign, spelled, written
-from hybridtf.tasks.synthetic import TEST, Rows, SyntheticConfig, VaryingRows, sizes
+from hybridtf.tasks.synthetic import TEST, Rows, SyntheticConfig, VaryingRows, WholeRowTask, sizes
 
 _NAMES, _DIGITS, _LENGTHS, _ASKED = range(4)
 _MOST_NAMES = 2**32
@@ -80,6 +81,9 @@ class PhonebookConfig(SyntheticConfig):
             test=(EntryRows(length=5, n_rows=12), EntryRows(length=7, n_rows=9)),
         )
 
+    def load(self, seed: int = 0) -> WholeRowTask:
+        return WholeRowTask(self, seed)
+
     @property
     def n_ids(self) -> int:
         return 10 + self.n_letters + 2
@@ -121,8 +125,8 @@ class PhonebookConfig(SyntheticConfig):
         return written([listed, sign(self.n_ids - 1, b), shots, *queries[:-1]], self.n_tokens(size))
 
     def baselines(self) -> dict[str, float]:
-        """``chance``: any digit."""
-        return {"chance": 0.1}
+        """``chance``: any digits."""
+        return {"chance": self.guessed_rows(0.1)}
 
 
 _SIZE = ("length", "min_length", "n_rows")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -194,6 +194,11 @@ class _Sums:
     def totals(self, i: int, n_bytes: int) -> Totals:
         return Totals(float(self.nats[i]), int(self.correct[i]), int(self.tokens[i]), n_bytes)
 
+    def row_totals(self, i: int) -> Totals:
+        """Of a row: it counts as right where all its scored tokens are."""
+        totals = self.totals(i, 0)
+        return replace(totals, n_rows=int(totals.n_tokens > 0), n_rows_correct=int(0 < totals.n_tokens == totals.n_correct))
+
 
 class _Scorer:
     def __init__(self, model: LanguageModel, precision: Precision, on_batch: Callable[[int], None] | None) -> None:
@@ -237,7 +242,7 @@ def _score_rows(scorer: _Scorer, task: Task, batch_size: int, seq_len: int, max_
         scorer.sums.open(len(batch.targets))
         scorer.score(batch.inputs, batch.targets, rows, batch.segments)
         n_bytes += batch.n_bytes
-        found = [scorer.sums.totals(row, 0) for row in range(len(batch.targets))]
+        found = [scorer.sums.row_totals(row) for row in range(len(batch.targets))]
         scores += [DocumentScore(f"batch {number}, row {row}", t, batch.group) for row, t in enumerate(found) if t.n_tokens]
     return _result(task, scores, complete, n_bytes)
 

@@ -43,6 +43,17 @@ def test_strings_are_said_again(n_letters, n_answer) -> None:
     assert max(letters.values()) < 1.5 * min(letters.values())
 
 
+def test_they_are_compared_by_rows_that_are_right_as_a_whole() -> None:
+    """A model that says any of two letters and knows the end: 2^-n, over strings of two lengths."""
+    sizes = {"train": [{"length": 6, "n_rows": 9}], "test": [{"length": 6, "n_rows": 30}, {"length": 3, "n_rows": 10}]}
+    task = CopyingConfig(n_letters=2, **sizes).load()
+    assert task.metric == "row_accuracy"
+    assert task.baselines() == {"chance": pytest.approx((30 / 64 + 10 / 8) / 40)}
+    book = PhonebookConfig(n_digits=2, train=[{"length": 5, "n_rows": 9}], test=[{"length": 5, "n_rows": 9}]).load()
+    assert book.metric == "row_accuracy"
+    assert book.baselines() == {"chance": pytest.approx(0.01)}
+
+
 @pytest.mark.parametrize("form", ["prefix", "suffix"])
 @pytest.mark.parametrize(("n_letters", "n_gram", "n_answer"), [(26, 2, None), (4, 3, 4), (26, 1, 1), (3, 3, 9)])
 def test_what_follows_an_n_gram(form, n_letters, n_gram, n_answer) -> None:

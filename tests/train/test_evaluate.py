@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hybridtf.core import ConfigError, NonFiniteError
+from hybridtf.core import ConfigError, DataError, NonFiniteError
 from hybridtf.models import LanguageModelConfig
 from hybridtf.tasks import Batch, Totals
 from hybridtf.tasks.mqar import MQARConfig
@@ -151,6 +151,34 @@ def test_a_task_of_rows(parts):
     assert (capped.n_tokens, capped.complete) == (16, False)
     with pytest.raises(ConfigError, match="the task 'rows' has no documents"):
         evaluate(model, side, context="document")
+
+
+def test_a_row_is_right_where_all_its_scored_tokens_are(parts):
+    model, side = parts[0].eval(), Rows()
+    for number, batch in enumerate(side.batches):
+        with torch.no_grad():
+            said = model(batch.inputs).logits.argmax(-1)
+        wanted = batch.targets.clone()
+        wanted[0] = torch.where(wanted[0] == -100, -100, said[0])  # right, where it is scored
+        wanted[1, number:] = said[1, number:]  # but for the first 0, 1, 2 tokens
+        wanted[1, :number] = (said[1, :number] + 1) % 257
+        side.batches[number] = Batch(batch.inputs, wanted, None, batch.n_tokens)
+    result = evaluate(model, side)
+    assert (result.totals.n_rows, result.totals.n_rows_correct) == (6, 4)
+    assert result.totals.n_correct == result.n_tokens - 3
+    assert [score.totals.n_rows_correct for score in result.by_document] == [1, 1, 1, 0, 1, 0]
+    assert result.totals.row_accuracy == 4 / 6
+
+
+def test_rows_without_scored_tokens_and_documents_are_no_rows(parts):
+    model, side = parts
+    blank = Rows()
+    blank.batches = [Batch(b.inputs, b.targets.index_fill(0, torch.tensor([1]), -100), None, 2) for b in blank.batches]
+    assert evaluate(model, blank).totals.n_rows == 3
+    totals = evaluate(model, side).totals
+    assert (totals.n_rows, totals.n_rows_correct) == (0, 0)
+    with pytest.raises(DataError, match="no row was scored"):
+        _ = totals.row_accuracy
 
 
 @pytest.mark.parametrize("max_tokens", [1, 200, 383, 384])
