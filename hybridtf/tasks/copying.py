@@ -38,7 +38,7 @@ from pydantic import Field, model_validator
 from hybridtf.core import Preset
 from hybridtf.tasks.draws import Draws, Longs, first_places
 from hybridtf.tasks.layout import Piece, sign, written
-from hybridtf.tasks.synthetic import Rows, SyntheticConfig, VaryingRows, WholeRowTask, sizes
+from hybridtf.tasks.synthetic import TEST, Rows, SyntheticConfig, VaryingRows, WholeRowTask, sizes
 
 _LETTERS, _LENGTHS, _PLACE = range(3)
 
@@ -99,6 +99,12 @@ class CopyingConfig(SyntheticConfig):
             return size.length + answer + 2
         read = size.length + self.n_gram + (2 if self.form == "suffix" else 3)
         return read + min(answer, size.length - self.n_gram)
+
+    def scored(self, size: StringRows, split: int = TEST) -> float:
+        if self.form != "whole":
+            return super().scored(size, split)
+        answers = np.arange(size.shortest, size.length + 1).clip(max=self.n_answer or size.length)
+        return float(answers.mean()) + 1
 
     def bits(self, size: StringRows) -> float:
         return size.shortest * math.log2(self.n_letters)

@@ -48,7 +48,8 @@ class ChainRows(RowsOf):
 
     @property
     def name(self) -> str:
-        return f"{self.length} tokens, {self.n_chains} chains, {self.n_hops} hops"
+        chains, hops = ("" if n == 1 else "s" for n in (self.n_chains, self.n_hops))
+        return f"{self.length} tokens, {self.n_chains} chain{chains}, {self.n_hops} hop{hops}"
 
     @property
     def n_statements(self) -> int:

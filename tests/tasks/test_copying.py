@@ -54,6 +54,15 @@ def test_they_are_compared_by_rows_that_are_right_as_a_whole() -> None:
     assert book.baselines() == {"chance": pytest.approx(0.01)}
 
 
+@pytest.mark.parametrize("form", ["whole", "prefix"])
+def test_the_size_of_the_sides_is_what_the_rows_have(form) -> None:
+    task = CopyingConfig(form=form, n_gram=2, n_answer=7, **STRINGS).load()
+    train, held_out = task.splits()
+    n_held_out = sum(batch.n_tokens for batch in task.eval_batches(50, 10))
+    assert held_out.n_tokens == (n_held_out if form == "whole" else pytest.approx(n_held_out, rel=0.04))
+    assert train.n_tokens == pytest.approx(next(task.train_batches(300, task.row_length)).n_tokens, rel=0.04)
+
+
 @pytest.mark.parametrize("form", ["prefix", "suffix"])
 @pytest.mark.parametrize(("n_letters", "n_gram", "n_answer"), [(26, 2, None), (4, 3, 4), (26, 1, 1), (3, 3, 9)])
 def test_what_follows_an_n_gram(form, n_letters, n_gram, n_answer) -> None:
