@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -63,10 +64,10 @@ def _score(task: Task, per_document: Sequence[Totals]) -> dict[str, Any]:
 
 
 def _interval(task: Task, per_document: Sequence[Totals]) -> tuple[float, float] | None:
-    units = np.array([[d.nats, d.n_correct, d.n_tokens, d.n_bytes] for d in per_document], dtype=np.float64)
+    units = np.array([astuple(d) for d in per_document], dtype=np.float64)
 
     def statistic(sums: Floats) -> Floats:
-        draws = [Totals(float(row[0]), int(row[1]), int(row[2]), int(row[3])) for row in sums]
+        draws = [Totals(float(nats), *(int(count) for count in counts)) for nats, *counts in sums]
         return np.array([task.metrics(draw)[task.metric] for draw in draws])
 
     return interval(units, statistic)

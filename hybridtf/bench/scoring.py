@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hybridtf.bench.subject import IGNORED, call, device_of, has_state, need_state
-from hybridtf.core import DataError, LengthError, Segments, State
+from hybridtf.core import DataError, Law, LengthError, Segments, State
 from hybridtf.models import LanguageModel, LanguageModelOutput
 from hybridtf.models.generation.model import evaluating, refusal
 from hybridtf.tasks import EvalDocument
@@ -40,6 +40,7 @@ class AsLanguageModel(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self.cannot: dict[Law, str] = {} if has_state(model) else {"cut": "it carries no state"}
 
     @property
     def device(self) -> torch.device:

@@ -8,35 +8,48 @@ from hybridtf.core import ComponentConfig, Preset
 from hybridtf.hookspecs import hookimpl
 from hybridtf.tasks import (
     arithmetic,
+    common_words,
+    copying,
+    frequent_words,
     fuzzy_recall,
     in_context_recall,
     induction_heads,
     listops,
     memorization,
     mqar,
+    needles,
+    phonebook,
     selective_copying,
+    variable_tracking,
     word_problem,
 )
 from hybridtf.tasks.arithmetic import ModularArithmeticConfig
 from hybridtf.tasks.base import IGNORE, Batch, Stream, Task, TaskSplit, Totals
+from hybridtf.tasks.common_words import CommonWordsConfig
+from hybridtf.tasks.copying import CopyingConfig
+from hybridtf.tasks.frequent_words import FrequentWordsConfig
 from hybridtf.tasks.fuzzy_recall import FuzzyRecallConfig
 from hybridtf.tasks.in_context_recall import InContextRecallConfig
 from hybridtf.tasks.induction_heads import InductionHeadsConfig
 from hybridtf.tasks.listops import ListOpsConfig
 from hybridtf.tasks.memorization import MemorizationConfig
 from hybridtf.tasks.mqar import MQARConfig
+from hybridtf.tasks.needles import NeedlesConfig
+from hybridtf.tasks.phonebook import PhonebookConfig
 from hybridtf.tasks.selective_copying import SelectiveCopyingConfig
-from hybridtf.tasks.synthetic import Rows, RowsOf, SyntheticConfig, SyntheticTask, VaryingRows
+from hybridtf.tasks.synthetic import Rows, RowsOf, SyntheticConfig, SyntheticTask, VaryingRows, WholeRowTask
 from hybridtf.tasks.text import EvalDocument, TextConfig, TextTask
 from hybridtf.tasks.tokenization import ByteTokenizer, Decoder, FileTokenizer, Tokenizer, make_tokenizer
+from hybridtf.tasks.variable_tracking import VariableTrackingConfig
 from hybridtf.tasks.word_problem import WordProblemConfig
 
 __all__ = [
-    "IGNORE", "Batch", "ByteTokenizer", "Decoder", "EvalDocument", "FileTokenizer", "FuzzyRecallConfig",
-    "InContextRecallConfig", "InductionHeadsConfig", "ListOpsConfig", "MQARConfig", "MemorizationConfig",
-    "ModularArithmeticConfig", "Rows", "RowsOf", "SelectiveCopyingConfig", "Stream", "SyntheticConfig", "SyntheticTask",
-    "Task", "TaskSplit", "TextConfig", "TextTask", "Tokenizer", "Totals", "VaryingRows", "WordProblemConfig",
-    "hybridtf_tasks", "make_tokenizer",
+    "IGNORE", "Batch", "ByteTokenizer", "CommonWordsConfig", "CopyingConfig", "Decoder", "EvalDocument", "FileTokenizer",
+    "FrequentWordsConfig", "FuzzyRecallConfig", "InContextRecallConfig", "InductionHeadsConfig", "ListOpsConfig",
+    "MQARConfig", "MemorizationConfig", "ModularArithmeticConfig", "NeedlesConfig", "PhonebookConfig", "Rows", "RowsOf",
+    "SelectiveCopyingConfig", "Stream", "SyntheticConfig", "SyntheticTask", "Task", "TaskSplit", "TextConfig", "TextTask",
+    "Tokenizer", "Totals", "VariableTrackingConfig", "VaryingRows", "WholeRowTask", "WordProblemConfig", "hybridtf_tasks",
+    "make_tokenizer",
 ]
 
 
@@ -45,6 +58,9 @@ def hybridtf_tasks() -> Sequence[type[ComponentConfig] | Preset]:
     """The built-in tasks."""
     return (
         TextConfig,
+        CommonWordsConfig, *common_words.PRESETS,
+        CopyingConfig, *copying.PRESETS,
+        FrequentWordsConfig, *frequent_words.PRESETS,
         FuzzyRecallConfig, *fuzzy_recall.PRESETS,
         InContextRecallConfig, *in_context_recall.PRESETS,
         InductionHeadsConfig, *induction_heads.PRESETS,
@@ -52,6 +68,9 @@ def hybridtf_tasks() -> Sequence[type[ComponentConfig] | Preset]:
         MQARConfig, *mqar.PRESETS,
         MemorizationConfig, *memorization.PRESETS,
         ModularArithmeticConfig, *arithmetic.PRESETS,
+        NeedlesConfig, *needles.PRESETS,
+        PhonebookConfig, *phonebook.PRESETS,
         SelectiveCopyingConfig, *selective_copying.PRESETS,
+        VariableTrackingConfig, *variable_tracking.PRESETS,
         WordProblemConfig, *word_problem.PRESETS,
     )

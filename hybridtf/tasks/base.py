@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -51,19 +51,19 @@ class Totals:
     """Sums over scored tokens. The counts are integers, so that no average of averages can creep in.
 
     ``nats``: summed negative log-likelihood (add it up in float64); ``n_correct``: targets that had the highest score;
-    ``n_tokens`` and ``n_bytes`` as in :class:`Batch`. Add totals of batches, ranks or documents with ``+``.
+    ``n_tokens`` and ``n_bytes`` as in :class:`Batch`; ``n_rows``: rows with scored tokens, ``n_rows_correct``: those of
+    them with every scored token right (both 0 for documents). Add totals of batches, ranks or documents with ``+``.
     """
 
     nats: float = 0.0
     n_correct: int = 0
     n_tokens: int = 0
     n_bytes: int = 0
+    n_rows: int = 0
+    n_rows_correct: int = 0
 
     def __add__(self, other: Totals) -> Totals:
-        return Totals(
-            self.nats + other.nats, self.n_correct + other.n_correct,
-            self.n_tokens + other.n_tokens, self.n_bytes + other.n_bytes,
-        )
+        return Totals(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def loss(self) -> float:
@@ -74,6 +74,11 @@ class Totals:
     def accuracy(self) -> float:
         """Share of the scored tokens that had the highest score."""
         return self.n_correct / _scored(self.n_tokens, "token")
+
+    @property
+    def row_accuracy(self) -> float:
+        """Share of the rows that are right as a whole."""
+        return self.n_rows_correct / _scored(self.n_rows, "row")
 
     @property
     def bits_per_byte(self) -> float:

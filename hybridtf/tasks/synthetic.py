@@ -84,7 +84,7 @@ class SyntheticConfig(TaskConfig):
     """Base of tasks of drawn rows: declare ``train`` and ``test`` (sizes), ``draw`` and ``baselines``.
 
     A batch has rows of one size, and ``train.seq_len`` must be the longest trained one. The measure is the share of scored
-    tokens that the model says right.
+    tokens that the model says right, or, where ``load`` gives a :class:`WholeRowTask`, of rows that are right as a whole.
     """
 
     fresh: bool = True
@@ -104,7 +104,7 @@ class SyntheticConfig(TaskConfig):
 
     @abstractmethod
     def baselines(self) -> dict[str, float]:
-        """Accuracies that trivial models reach over the test rows; ``chance`` among them."""
+        """What trivial models reach over the test rows, in the task's measure; ``chance`` among them."""
 
     def n_tokens(self, size: Any) -> int:
         """Tokens of the longest row of ``size``."""
@@ -128,6 +128,15 @@ class SyntheticConfig(TaskConfig):
             counts = np.bincount(targets[targets != IGNORE])
             shares.append(float(counts.max() / counts.sum()))
         return self.mean_over_test(shares)
+
+    def guessed_rows(self, odds: float, sure: int = 0) -> float:
+        """The share of test rows that are right as a whole where each scored token is with the probability ``odds``, but for
+        ``sure`` tokens a row that always are; over the first rows of each size."""
+        total = 0.0
+        for size in self.test:
+            targets = self.draw(size, (TEST,), np.arange(min(size.n_rows, _SAMPLE))).targets
+            total += size.n_rows * float((odds ** ((targets != IGNORE).sum(1) - sure)).mean())
+        return total / sum(size.n_rows for size in self.test)
 
     def mean_over_test(self, values: Sequence[float]) -> float:
         """The mean of a value a test size, each weighted by its scored tokens."""
@@ -228,11 +237,17 @@ class SyntheticTask(Task):
                 yield Batch(batch.inputs, targets, batch.segments, int((targets != IGNORE).sum()), group=size.name)
 
     def metrics(self, totals: Totals) -> dict[str, float]:
-        """``accuracy`` over the scored tokens, and ``loss`` (nats a scored token)."""
-        return {"accuracy": totals.accuracy, "loss": totals.loss}
+        """``accuracy`` over the scored tokens, ``row_accuracy`` (all of a row's right), ``loss`` (nats a scored token)."""
+        return {"accuracy": totals.accuracy, "row_accuracy": totals.row_accuracy, "loss": totals.loss}
 
     def baselines(self) -> dict[str, float]:
         return self.config.baselines()
+
+
+class WholeRowTask(SyntheticTask):
+    """Compared by the share of rows of which every scored token is right, each said after the right ones before it."""
+
+    metric: ClassVar[str] = "row_accuracy"
 
 
 def _held_out(rows: Rows) -> NDArray[np.bool_]:

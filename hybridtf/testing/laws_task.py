@@ -134,7 +134,8 @@ def check_measures(subject: Subject) -> None:
     task = _task(subject)
     batches = list(task.eval_batches(ROWS, _length(task)))
     n_tokens, n_bytes = sum(b.n_tokens for b in batches), sum(b.n_bytes for b in batches)
-    perfect = task.metrics(Totals(0.0, n_tokens, n_tokens, n_bytes))
+    n_rows = sum(int((b.targets != IGNORE).any(1).sum()) for b in batches)
+    perfect = task.metrics(Totals(0.0, n_tokens, n_tokens, n_bytes, n_rows, n_rows))
     if task.metric not in perfect:
         raise ContractError(f"metric = {task.metric!r} is not among the measures {sorted(perfect)}")
     baselines = task.baselines()

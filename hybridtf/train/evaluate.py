@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -17,10 +17,13 @@ from torch import Tensor
 
 from hybridtf.core import ConfigError, NonFiniteError, Segments, State
 from hybridtf.models import LanguageModel
-from hybridtf.models.generation.model import evaluating, require
+from hybridtf.models.generation.model import evaluating, refusal, require
 from hybridtf.tasks import IGNORE, Batch, EvalDocument, Task, Totals
 from hybridtf.train.config import EvalContext, Precision
 from hybridtf.train.precision import autocast
+
+LONG_ROW = 2048
+"""Rows of more tokens (and of more than ``seq_len``) are read in pieces, so that activations do not grow with them."""
 
 
 @runtime_checkable
@@ -100,7 +103,8 @@ def evaluate(
     (half a window unless given). ``"document"``: the state is carried from the document's start, ``seq_len`` tokens a
     call, so that memory grows only where a mixer's state does. ``max_tokens``: every document gives its first n tokens,
     n the same for all, so that there are at most that many; bytes of a cut document count in proportion. A task of rows
-    gives its first batches, or, where it tells groups apart, the same share of each group. ``on_batch``
+    gives its first batches, or, where it tells groups apart, the same share of each group; its rows are read whole, and
+    those of more than ``seq_len`` and 2,048 tokens in pieces with the state carried, where the model can be cut. ``on_batch``
     is told how many tokens are scored so far. Raises :class:`NonFiniteError` for a loss that is not finite, and
     :class:`ConfigError` for wrong sizes and for a state that is to be carried by a model that cannot be cut in time.
     """
@@ -194,6 +198,11 @@ class _Sums:
     def totals(self, i: int, n_bytes: int) -> Totals:
         return Totals(float(self.nats[i]), int(self.correct[i]), int(self.tokens[i]), n_bytes)
 
+    def row_totals(self, i: int) -> Totals:
+        """Of a row: it counts as right where all its scored tokens are."""
+        totals = self.totals(i, 0)
+        return replace(totals, n_rows=int(totals.n_tokens > 0), n_rows_correct=int(0 < totals.n_tokens == totals.n_correct))
+
 
 class _Scorer:
     def __init__(self, model: LanguageModel, precision: Precision, on_batch: Callable[[int], None] | None) -> None:
@@ -233,13 +242,40 @@ def _score_rows(scorer: _Scorer, task: Task, batch_size: int, seq_len: int, max_
             if not batch.group:
                 break
             continue
-        rows = torch.arange(len(batch.targets))[:, None].expand_as(batch.targets)
-        scorer.sums.open(len(batch.targets))
-        scorer.score(batch.inputs, batch.targets, rows, batch.segments)
+        _score_batch(scorer, batch, max(seq_len, LONG_ROW))
         n_bytes += batch.n_bytes
-        found = [scorer.sums.totals(row, 0) for row in range(len(batch.targets))]
+        found = [scorer.sums.row_totals(row) for row in range(len(batch.targets))]
         scores += [DocumentScore(f"batch {number}, row {row}", t, batch.group) for row, t in enumerate(found) if t.n_tokens]
     return _result(task, scores, complete, n_bytes)
+
+
+def _score_batch(scorer: _Scorer, batch: Batch, longest: int) -> None:
+    """Score the rows of a batch, each an owner of its own.
+
+    Rows of more than ``longest`` tokens are read in pieces of that many with the state carried, where the model can be cut
+    in time and nothing but documents is marked in the rows; else in one call.
+    """
+    n, width = batch.targets.shape
+    owners = torch.arange(n)[:, None].expand(n, width)
+    scorer.sums.open(n)
+    marks = batch.segments
+    more = marks is not None and (marks.prefix_len is not None or marks.global_tokens is not None or bool(marks.axes))
+    if width <= longest or more or refusal(scorer.model, "cut") is not None:
+        scorer.score(batch.inputs, batch.targets, owners, marks)
+        return
+    state: State | None = scorer.model.init_state(n)
+    for start in range(0, width, longest):
+        part = slice(start, start + longest)
+        cut = None if marks is None else _cut_segments(marks, start, start + longest)
+        state = scorer.score(batch.inputs[:, part], batch.targets[:, part], owners[:, part], cut, state)
+
+
+def _cut_segments(segments: Segments, start: int, stop: int) -> Segments:
+    """Documents of the tokens ``start:stop``: a row goes on where its first real token is of the last one's document."""
+    ids = segments.ids[:, start:stop]
+    before = segments.ids[:, :start].amax(1) if start else torch.zeros_like(segments.ids[:, 0])  # ids never decrease
+    first = torch.gather(ids, 1, (ids > 0).int().argmax(1, keepdim=True))[:, 0]
+    return Segments(ids, torch.where(before > 0, (first == before) | (first == 0), segments.continues))
 
 
 class _Share:

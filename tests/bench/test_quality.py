@@ -9,7 +9,7 @@ import torch
 from hybridtf.bench import Subject, measure_quality
 from hybridtf.bench.bootstrap import interval
 from hybridtf.bench.quality import quality_fields
-from hybridtf.tasks import Totals
+from hybridtf.tasks import CopyingConfig, InductionHeadsConfig, Totals
 from tests.bench.bench_cases import TASK, Table, subject
 
 TEXT = TASK.load(0)
@@ -78,3 +78,28 @@ def test_the_interval_is_of_whole_documents():
     assert fields["value"] == pytest.approx(3010 / 1010)
     # Draws of one document twice are its own value.
     assert fields["interval"] == (pytest.approx(1.0), pytest.approx(3.0))
+
+
+def test_the_interval_of_whole_rows_is_of_rows():
+    """Seven of ten rows right, whatever their tokens: the interval is that of ten throws of a coin."""
+    task = CopyingConfig.tiny().load()
+    rows = [Totals(nats=3.0, n_correct=n if i < 7 else n - 1, n_tokens=n, n_rows=1, n_rows_correct=i < 7)
+            for i, n in enumerate(range(5, 15))]
+    fields = quality_fields(task, sum(rows, Totals()), rows)
+    assert fields["metric"] == "row_accuracy"
+    assert fields["value"] == 0.7
+    throws = np.random.default_rng(5).binomial(10, 0.7, size=20_000) / 10
+    assert fields["interval"] == (pytest.approx(np.quantile(throws, 0.025)), pytest.approx(np.quantile(throws, 0.975)))
+
+
+def test_a_foreign_model_without_a_state_reads_long_rows_in_one_call():
+    """Rows longer than what is read at once; the table has no state to carry."""
+    rows = {"length": 2500, "n_rows": 6}
+    task = InductionHeadsConfig(vocab_size=6, train=[rows], test=[rows]).load()
+    weight = torch.randn(6, 6, dtype=torch.float64)
+    one = Subject("table", lambda: Table(weight), vocab_size=6)
+    found = measure_quality(one, one.build(), task, seq_len=64)
+    batch = next(task.eval_batches(6, 64))
+    right = weight[batch.inputs[:, -1]].argmax(-1) == batch.targets[:, -1]
+    assert found["value"] == pytest.approx(float(right.double().mean()))
+    assert found["n_tokens"] == 6

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hybridtf.core import CheckpointError, ConfigError, RecipeError, active
+from hybridtf.core import CheckpointError, ConfigError, DataError, RecipeError, active
 from hybridtf.tasks import IGNORE, Batch, MQARConfig, SyntheticTask, Totals
 
 
@@ -149,7 +149,10 @@ def test_the_trained_length_must_be_said_right() -> None:
 
 def test_measures_and_baselines() -> None:
     one = task()
-    assert one.metrics(Totals(nats=5.0, n_correct=3, n_tokens=4)) == {"accuracy": 0.75, "loss": 1.25}
+    totals = Totals(nats=5.0, n_correct=3, n_tokens=4, n_rows=5, n_rows_correct=1)
+    assert one.metrics(totals) == {"accuracy": 0.75, "row_accuracy": 0.2, "loss": 1.25}
+    with pytest.raises(DataError, match="no row was scored"):
+        one.metrics(Totals(n_tokens=4))
     assert one.baselines() == {"chance": 1 / 20, "own_value": 50 / (40 * 4 + 10 * 19)}
 
 

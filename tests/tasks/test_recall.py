@@ -16,17 +16,7 @@ from hybridtf.tasks import (
     RowsOf,
     SelectiveCopyingConfig,
 )
-
-
-def rows_of(config, n: int = 200):
-    """(inputs, targets) of training rows and of all that are held out."""
-    task = config.load()
-    for batch in [next(task.train_batches(n, task.row_length)), *task.eval_batches(50, task.row_length)]:
-        assert batch.n_tokens == int((batch.targets != IGNORE).sum())
-        real = torch.ones_like(batch.inputs, dtype=torch.bool) if batch.segments is None else batch.segments.real
-        for inputs, targets, mask in zip(batch.inputs, batch.targets, real, strict=True):
-            yield inputs[mask].tolist(), targets[mask].tolist()
-
+from tests.tasks.rows import rows_of
 
 SIZES = {"train": (RowsOf(length=32, n_rows=200),), "test": (RowsOf(length=60, n_rows=40),)}
 
@@ -38,7 +28,7 @@ SIZES = {"train": (RowsOf(length=32, n_rows=200),), "test": (RowsOf(length=60, n
 def test_in_context_recall(options) -> None:
     config = InContextRecallConfig(**options, **SIZES)
     n_noisy = n_pairs = 0
-    for inputs, targets in rows_of(config):
+    for inputs, targets in rows_of(config.load()):
         table, answers = {}, {}
         for i in range(0, len(inputs), 2):
             key, value = inputs[i : i + 2]
@@ -114,7 +104,7 @@ def read_motifs(inputs: list[int], config) -> list[tuple[tuple[int, ...], tuple[
 def test_fuzzy_recall(options) -> None:
     config = FuzzyRecallConfig(**options, **SIZES)
     n_repeats, key_sizes = 0, set()
-    for inputs, targets in rows_of(config):
+    for inputs, targets in rows_of(config.load()):
         table, answers = {}, {}
         pairs = read_motifs(inputs, config)
         for key, value, place in pairs:
@@ -165,7 +155,7 @@ def test_selective_copying(cue) -> None:
     sizes = [{"length": 32, "n_data": 5, "n_rows": 100}]
     config = SelectiveCopyingConfig(vocab_size=9, cue=cue, train=sizes, test=[{"length": 40, "n_data": 7, "n_rows": 30}])
     places = set()
-    for inputs, targets in rows_of(config, 100):
+    for inputs, targets in rows_of(config.load(), 100):
         n = 5 if len(inputs) == 32 else 7
         marker = inputs.index(8)
         data = [token for token in inputs[:marker] if token]
@@ -182,7 +172,7 @@ def test_induction_heads() -> None:
     sizes = {"train": (RowsOf(length=11, n_rows=400),), "test": (RowsOf(length=3, n_rows=4),)}
     config = InductionHeadsConfig(vocab_size=9, **sizes)
     places = set()
-    for inputs, targets in rows_of(config, 400):
+    for inputs, targets in rows_of(config.load(), 400):
         first = inputs.index(8)
         assert inputs.count(8) == 2
         assert inputs[-1] == 8

@@ -9,11 +9,11 @@ import statistics
 
 import numpy as np
 import pytest
-import torch
 
 from hybridtf.core import ConfigError, RecipeError, active
 from hybridtf.tasks import IGNORE, ListOpsConfig, ModularArithmeticConfig, VaryingRows, WordProblemConfig
 from hybridtf.tasks.word_problem import table
+from tests.tasks.rows import rows_of
 
 
 def permutations(name: str) -> list[tuple[int, ...]]:
@@ -23,20 +23,12 @@ def permutations(name: str) -> list[tuple[int, ...]]:
     return found if name[0] == "s" else even
 
 
-def rows_of(task, n: int = 300):
-    for batch in [next(task.train_batches(n, task.row_length)), *task.eval_batches(50, task.row_length)]:
-        real = torch.ones_like(batch.inputs, dtype=torch.bool) if batch.segments is None else batch.segments.real
-        for inputs, targets, mask in zip(batch.inputs, batch.targets, real, strict=True):
-            assert (targets[~mask] == IGNORE).all()
-            yield inputs[mask].tolist(), targets[mask].tolist()
-
-
 @pytest.mark.parametrize("group", ["s3", "a5", "s5"])
 def test_products_of_permutations(group) -> None:
     points = permutations(group)
     sizes = {"train": (VaryingRows(length=17, min_length=3, n_rows=300),), "test": (VaryingRows(length=33, n_rows=50),)}
     lengths = set()
-    for word, said in rows_of(WordProblemConfig(group=group, **sizes).load()):
+    for word, said in rows_of(WordProblemConfig(group=group, **sizes).load(), 300):
         product = tuple(range(len(points[0])))
         lengths.add(len(word))
         for x, y in zip(word, said, strict=True):
@@ -48,7 +40,7 @@ def test_products_of_permutations(group) -> None:
 @pytest.mark.parametrize(("group", "n"), [("z2", 2), ("z3", 3), ("z60", 60)])
 def test_cyclic_groups_add_up(group, n) -> None:
     sizes = {"train": (VaryingRows(length=19, n_rows=300),), "test": (VaryingRows(length=64, n_rows=20),)}
-    for word, said in rows_of(WordProblemConfig(group=group, **sizes).load()):
+    for word, said in rows_of(WordProblemConfig(group=group, **sizes).load(), 300):
         assert said == [int(x) for x in np.cumsum(word) % n]
 
 

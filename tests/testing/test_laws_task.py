@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from hybridtf.core import TaskConfig
-from hybridtf.tasks import IGNORE, MQARConfig
-from hybridtf.tasks.mqar import MQARStream, MQARTask
+from hybridtf.tasks import IGNORE, MQARConfig, SyntheticTask
+from hybridtf.tasks.synthetic import SyntheticStream
 from hybridtf.testing import ContractError, Subject, check_task, laws_for, run_law
 
 
-class BrokenTask(MQARTask):
+class BrokenTask(SyntheticTask):
     """mqar with one fault."""
 
     def __init__(self, config: MQARConfig, seed: int, fault: str) -> None:
@@ -44,9 +44,9 @@ class BrokenTask(MQARTask):
             return super().train_batches(batch_size, seq_len)
         stream = super().train_batches(batch_size, seq_len, rank=rank, world_size=world_size)
         if self.fault == "forgets":
-            stream.load_state_dict = lambda state: MQARStream.load_state_dict(stream, {**state, "step": 0})  # type: ignore[method-assign]
+            stream.load_state_dict = lambda state: SyntheticStream.load_state_dict(stream, {**state, "step": 0})  # type: ignore[method-assign]
         if self.fault == "takes anything":
-            stream.load_state_dict = lambda state: None if "of" in state else MQARStream.load_state_dict(stream, state)  # type: ignore
+            stream.load_state_dict = lambda state: None if "of" in state else SyntheticStream.load_state_dict(stream, state)  # type: ignore
         return stream
 
     def metrics(self, totals):

@@ -1,10 +1,12 @@
 import math
+import sys
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from hybridtf.core import ConfigError, NonFiniteError
+from hybridtf.core import ConfigError, DataError, NonFiniteError, Segments
 from hybridtf.models import LanguageModelConfig
 from hybridtf.tasks import Batch, Totals
 from hybridtf.tasks.mqar import MQARConfig
@@ -151,6 +153,127 @@ def test_a_task_of_rows(parts):
     assert (capped.n_tokens, capped.complete) == (16, False)
     with pytest.raises(ConfigError, match="the task 'rows' has no documents"):
         evaluate(model, side, context="document")
+
+
+def test_a_row_is_right_where_all_its_scored_tokens_are(parts):
+    model, side = parts[0].eval(), Rows()
+    for number, batch in enumerate(side.batches):
+        with torch.no_grad():
+            said = model(batch.inputs).logits.argmax(-1)
+        wanted = batch.targets.clone()
+        wanted[0] = torch.where(wanted[0] == -100, -100, said[0])  # right, where it is scored
+        wanted[1, number:] = said[1, number:]  # but for the first 0, 1, 2 tokens
+        wanted[1, :number] = (said[1, :number] + 1) % 257
+        side.batches[number] = Batch(batch.inputs, wanted, None, batch.n_tokens)
+    result = evaluate(model, side)
+    assert (result.totals.n_rows, result.totals.n_rows_correct) == (6, 4)
+    assert result.totals.n_correct == result.n_tokens - 3
+    assert [score.totals.n_rows_correct for score in result.by_document] == [1, 1, 1, 0, 1, 0]
+    assert result.totals.row_accuracy == 4 / 6
+
+
+def test_rows_without_scored_tokens_and_documents_are_no_rows(parts):
+    model, side = parts
+    blank = Rows()
+    blank.batches = [Batch(b.inputs, b.targets.index_fill(0, torch.tensor([1]), -100), None, 2) for b in blank.batches]
+    assert evaluate(model, blank).totals.n_rows == 3
+    totals = evaluate(model, side).totals
+    assert (totals.n_rows, totals.n_rows_correct) == (0, 0)
+    with pytest.raises(DataError, match="no row was scored"):
+        _ = totals.row_accuracy
+
+
+# -- long rows ---------------------------------------------------------------------------------------------------------
+
+
+def long_rows(ids=None):
+    """Three rows of 41 tokens; ``ids`` (3 41) marks documents and padding."""
+    generator = torch.Generator().manual_seed(1)
+    inputs, targets = torch.randint(0, 257, (2, 3, 41), generator=generator)
+    targets[torch.rand(3, 41, generator=generator) < 0.5] = -100
+    segments = None if ids is None else Segments.from_ids(ids)
+    if ids is not None:
+        targets[ids == 0] = -100
+    side = Rows()
+    side.batches = [Batch(inputs, targets, segments, int((targets != -100).sum()))]
+    return side
+
+
+def marked(case):
+    """Rows that end early; with pads in front and a gap; of documents that end at, before and behind a cut."""
+    ids = torch.ones(3, 41, dtype=torch.int64)
+    if case == "ends":
+        ids[0, 5:], ids[1, 16:], ids[2, 40:] = 0, 0, 0
+    if case == "gaps":
+        ids[0, :9], ids[1, 7:26], ids[2, :33] = 0, 0, 0
+    if case == "documents":
+        ids[0, 8:], ids[0, 30:], ids[1, 9:], ids[1, 16:] = 2, 3, 2, 5
+        ids[2, 4:20], ids[2, 20:] = 0, 2
+    return ids
+
+
+def pieces_of(n, monkeypatch):
+    # The function of that name hides the module.
+    monkeypatch.setattr(sys.modules["hybridtf.train.evaluate"], "LONG_ROW", n)
+
+
+def lengths_of_calls(model, monkeypatch):
+    seen, forward = [], model.forward
+    monkeypatch.setattr(model, "forward", lambda ids, **more: (seen.append(ids.shape[1]), forward(ids, **more))[1])
+    return seen
+
+
+@pytest.mark.parametrize("case", [None, "ends", "gaps", "documents"])
+@pytest.mark.parametrize("longest", [1, 8, 13, 40, 41])
+def test_long_rows_in_pieces_score_as_in_one_call(parts, monkeypatch, case, longest):
+    model, side = parts[0], long_rows(None if case is None else marked(case))
+    whole = evaluate(model, side, seq_len=8)
+    pieces_of(longest, monkeypatch)
+    calls = lengths_of_calls(model, monkeypatch)
+    found = evaluate(model, side, seq_len=1)
+    assert calls == [longest] * (41 // longest) + ([41 % longest] if 41 % longest else [])
+    assert [s.name for s in found.by_document] == [s.name for s in whole.by_document]
+    for one, other in zip(found.by_document, whole.by_document, strict=True):
+        assert one.totals.nats == pytest.approx(other.totals.nats, rel=1e-9)
+        assert replace(one.totals, nats=0.0) == replace(other.totals, nats=0.0)
+    assert found.n_tokens == side.batches[0].n_tokens
+
+
+def test_the_pieces_of_a_row_know_what_came_before(parts, monkeypatch):
+    """Each document alone, scored by a model of which no state is carried: what pieces must give."""
+    model, ids = parts[0], marked("documents")
+    side = long_rows(ids)
+    pieces_of(8, monkeypatch)
+    found = evaluate(model, side, seq_len=8)
+    model.eval()
+    for row, score in enumerate(found.by_document):
+        expected = 0.0
+        for document in set(ids[row].tolist()) - {0}:
+            mask = ids[row] == document
+            expected += nats_of(model, side.batches[0].inputs[row][mask], side.batches[0].targets[row][mask])
+        assert score.totals.nats == pytest.approx(expected, rel=1e-9)
+
+
+def test_rows_up_to_the_trained_length_are_read_in_one_call(parts, monkeypatch):
+    calls = lengths_of_calls(parts[0], monkeypatch)
+    pieces_of(8, monkeypatch)
+    evaluate(parts[0], long_rows(), seq_len=41)
+    assert calls == [41]
+
+
+@pytest.mark.parametrize("why", ["cannot", "prefix"])
+def test_what_cannot_be_cut_is_read_in_one_call(parts, monkeypatch, why):
+    model, side = parts[0], long_rows(marked("ends"))
+    if why == "cannot":
+        model.stack.blocks()[1].mixer.cannot = {"cut": "it turns by the running length"}
+    else:
+        ids = side.batches[0].segments.ids
+        marks = Segments.from_ids(ids, prefix_len=torch.where(ids > 0, 3, 0))
+        side.batches = [replace(side.batches[0], segments=marks)]
+    calls = lengths_of_calls(model, monkeypatch)
+    pieces_of(8, monkeypatch)
+    evaluate(model, side, seq_len=8)
+    assert calls == [41]
 
 
 @pytest.mark.parametrize("max_tokens", [1, 200, 383, 384])

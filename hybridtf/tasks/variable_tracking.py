@@ -1,0 +1,161 @@
+"""``variable_tracking``: what is a variable's value, through a chain of assignments? (Hsieh et al., *RULER*,
+https://arxiv.org/abs/2404.06654, over tokens.)
+
+A chain begins with a variable that is set to a value, and every further one is set to the one before it; ``n_chains`` chains
+of ``n_hops`` further variables lie interleaved in filler, each in its own order. All variables and all values of a row differ.
+With ``ask = "value"`` the last variable of one chain is named and its value must be said; with ``"variables"`` (RULER's) the
+value is named and all variables of its chain must be said, in their order. With variables a b c d, values 1 2 and dots for the
+filler a row of two chains and one hop may be
+
+    inputs    . a = 2 . . c = 1 . d = a . . b = c . ? d        value
+    targets   - - - - - - - - - - - - - - - - - - - - 2        (- is not scored)
+
+    inputs    . a = 2 . . c = 1 . d = a . . b = c . ? 2 a      variables
+    targets   - - - - - - - - - - - - - - - - - - - - a d
+
+Ids: ``=``, ``?``, then ``n_variables`` variables, ``n_values`` values and filler up to V = ``vocab_size``, drawn evenly. Every
+arrangement of the assignments that keeps the chains' order is as likely. ``chance`` is any value (or variable), ``own`` any
+that the row has.
+
+Sizes of RULER: one chain of 4 hops, 4,096 to 131,072 tokens, 500 rows a length. Presets: ``ruler_variable_tracking`` (trained
+on 4,096 tokens, tested to 16,384), ``variable_tracking_small`` (two chains of one hop, trained on 96 tokens, tested to 4,096).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from hybridtf.core import Preset
+from hybridtf.tasks.draws import Draws, Longs
+from hybridtf.tasks.layout import asked, put, shared_out, strewn
+from hybridtf.tasks.synthetic import TEST, Rows, RowsOf, SyntheticConfig, sizes
+
+_FILLER, _VARIABLES, _VALUES, _PLACES, _CHAINS = range(5)
+_IS, _ASK, _NAMES = range(3)
+_STATEMENT = 3
+"""Tokens of an assignment."""
+
+
+class ChainRows(RowsOf):
+    """``n_rows`` rows of ``length`` tokens, with ``n_chains`` chains of ``n_hops`` variables behind their first."""
+
+    n_chains: int = Field(default=2, gt=0)
+    n_hops: int = Field(default=1, ge=0)
+
+    @property
+    def name(self) -> str:
+        chains, hops = ("" if n == 1 else "s" for n in (self.n_chains, self.n_hops))
+        return f"{self.length} tokens, {self.n_chains} chain{chains}, {self.n_hops} hop{hops}"
+
+    @property
+    def n_statements(self) -> int:
+        return self.n_chains * (self.n_hops + 1)
+
+
+class VariableTrackingConfig(SyntheticConfig):
+    """Say a variable's value through a chain of assignments; see the module."""
+
+    type: Literal["variable_tracking"] = "variable_tracking"
+    vocab_size: int = Field(default=64, ge=6)
+    n_variables: int = Field(default=20, gt=0)
+    n_values: int = Field(default=10, gt=1)
+    ask: Literal["value", "variables"] = "value"
+    train: tuple[ChainRows, ...] = (ChainRows(length=96, n_rows=20_000),)
+    test: tuple[ChainRows, ...] = (ChainRows(length=96, n_rows=500),)
+
+    @model_validator(mode="after")
+    def _chains_fit(self) -> Self:
+        if self.n_filler < 1:
+            raise ValueError(
+                f"vocab_size = {self.vocab_size}: two signs, {self.n_variables} variables and {self.n_values} values leave "
+                "no filler"
+            )
+        for where in ("train", "test"):
+            for i, size in enumerate(getattr(self, where)):
+                least = size.length - self._room(size) + _STATEMENT * size.n_statements
+                if size.length < least:
+                    raise ValueError(f"{where}[{i}].length = {size.length}; assignments and the question take {least}")
+                if size.n_statements > self.n_variables or size.n_chains > self.n_values:
+                    raise ValueError(
+                        f"{where}[{i}]: {size.n_chains} chains of {size.n_hops} hops need {size.n_statements} variables and "
+                        f"{size.n_chains} values; there are {self.n_variables} and {self.n_values}"
+                    )
+        return self
+
+    @classmethod
+    def tiny(cls) -> Self:
+        rows = ChainRows(length=24, n_rows=40)
+        return cls(train=(rows,), test=(rows, ChainRows(length=33, n_rows=9)))
+
+    @property
+    def n_ids(self) -> int:
+        return self.vocab_size
+
+    @property
+    def n_filler(self) -> int:
+        """Ids of the filler."""
+        return self.vocab_size - _NAMES - self.n_variables - self.n_values
+
+    def _room(self, size: ChainRows) -> int:
+        """Tokens before the question."""
+        return size.length - 1 - self._n_answers(size)
+
+    def _n_answers(self, size: ChainRows) -> int:
+        return 1 if self.ask == "value" else size.n_hops + 1
+
+    def scored(self, size: ChainRows, split: int = TEST) -> float:
+        return self._n_answers(size)
+
+    def bits(self, size: ChainRows) -> float:
+        filler = self._room(size) - _STATEMENT * size.n_statements
+        names = math.log2(math.perm(self.n_variables, size.n_statements)) + math.log2(math.perm(self.n_values, size.n_chains))
+        return names + filler * math.log2(self.n_filler)
+
+    def draw(self, size: ChainRows, key: tuple[int, ...], index: Longs) -> Rows:
+        b, n, links, room = len(index), size.n_chains, size.n_hops + 1, self._room(size)
+        key = (*key, self.vocab_size, size.length, n, links)
+        names = Draws((*key, _VARIABLES), index).distinct(size.n_statements, self.n_variables)
+        variables = _NAMES + names.reshape(b, n, links)
+        values = _NAMES + self.n_variables + Draws((*key, _VALUES), index).distinct(n, self.n_values)
+        right = np.concatenate([values[..., None], variables[..., :-1]], axis=2)  # what each variable is set to
+        statements = np.stack([variables, np.full_like(variables, _IS), right], axis=-1)
+        starts = strewn(Draws((*key, _PLACES), index), size.n_statements, _STATEMENT, room)
+        turns = shared_out(Draws((*key, _CHAINS), index), n, links)
+
+        tokens = np.empty((b, size.length + 1), dtype=np.int64)
+        first_filler = _NAMES + self.n_variables + self.n_values
+        tokens[:, :room] = first_filler + Draws((*key, _FILLER), index).integers(room, self.n_filler)
+        put(tokens, np.take_along_axis(starts, turns.reshape(b, -1), axis=1), statements.reshape(b, -1, _STATEMENT))
+        # The first chain is asked for: chains are shared out evenly.
+        question, answer = (variables[:, 0, -1:], values[:, :1]) if self.ask == "value" else (values[:, :1], variables[:, 0])
+        tokens[:, room] = _ASK
+        tokens[:, room + 1 : room + 2] = question
+        tokens[:, room + 2 :] = answer
+        return asked(tokens, np.broadcast_to(np.arange(tokens.shape[1]) >= room + 2, tokens.shape))
+
+    def baselines(self) -> dict[str, float]:
+        """``chance``: any value (or variable); ``own``: any that the row has, counted over the test sizes."""
+        if self.ask == "value":
+            return {"chance": 1 / self.n_values, "own": self.mean_over_test([1 / size.n_chains for size in self.test])}
+        return {"chance": 1 / self.n_variables, "own": self.mean_over_test([1 / size.n_statements for size in self.test])}
+
+
+_SIZE = ("length", "n_chains", "n_hops", "n_rows")
+
+PRESETS = (
+    Preset("ruler_variable_tracking", "variable_tracking", {
+        "vocab_size": 256, "n_variables": 100, "n_values": 50, "ask": "variables",
+        "train": sizes(_SIZE, (4096, 1, 4, 20_000)),
+        "test": sizes(_SIZE, (4096, 1, 4, 500), (8192, 1, 4, 200), (16_384, 1, 4, 100)),
+    }),
+    Preset("variable_tracking_small", "variable_tracking", {
+        "vocab_size": 64, "n_variables": 20, "n_values": 10, "ask": "value", "train": sizes(_SIZE, (96, 2, 1, 20_000)),
+        "test": sizes(
+            _SIZE, (96, 2, 1, 256), (192, 2, 1, 128), (384, 2, 1, 64), (768, 2, 1, 64), (1536, 2, 1, 32), (4096, 2, 1, 32)
+        ),
+    }),
+)
