@@ -83,7 +83,7 @@ class ConfigTable(BaseModel):
     Lists are taken for tuples, since TOML has only lists. Raises :class:`RecipeError` with every fault.
     """
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
     if not TYPE_CHECKING:
 

@@ -48,12 +48,12 @@ class GateOptions(ConfigTable):
     """Options of a gated unit, act(gate) * (up + up_shift), where gate and up may be bounded first (gpt-oss)."""
 
     activation: Activation = "silu"
-    limit: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    limit: float = Field(default=0.0, ge=0)
     """Bounds gate to at most this, and up to within plus and minus this; 0: no bound."""
-    up_shift: float = Field(default=0.0, allow_inf_nan=False)
-    gate_softcap: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    up_shift: float = Field(default=0.0)
+    gate_softcap: float = Field(default=0.0, ge=0)
     """silu(gate) becomes c tanh(gate / c) sigmoid(gate) (Inkling 2); 0: no cap."""
-    up_softcap: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    up_softcap: float = Field(default=0.0, ge=0)
     """up becomes c tanh(up / c); 0: no cap."""
 
     @model_validator(mode="after")

@@ -39,7 +39,7 @@ class FrequentWordsConfig(SyntheticConfig):
     vocab_size: int = Field(default=2048, ge=3)
     n_words: int = Field(default=3, gt=0)
     """Words that are asked for."""
-    alpha: float = Field(default=2.0, gt=0, allow_inf_nan=False, examples=[1.5])
+    alpha: float = Field(default=2.0, gt=0, examples=[1.5])
     train: tuple[RowsOf, ...] = (RowsOf(length=4096, n_rows=20_000),)
     test: tuple[RowsOf, ...] = (RowsOf(length=4096, n_rows=500),)
 

@@ -45,7 +45,7 @@ class InContextRecallConfig(SyntheticConfig):
     vocab_size: int = Field(default=16, ge=4)
     n_noise: int = Field(default=0, ge=0)
     """Ids of the vocabulary that are noise."""
-    noise: float = Field(default=0.0, ge=0, lt=1, allow_inf_nan=False, examples=[0.25])
+    noise: float = Field(default=0.0, ge=0, lt=1, examples=[0.25])
     """Share of the pairs that are noise."""
     queries: Literal["all", "last"] = "all"
     train_on: Literal["answers", "all"] = "answers"

@@ -65,7 +65,7 @@ class MQARConfig(SyntheticConfig):
     """Ids below half of it are keys, the others values."""
     train: tuple[MQARRows, ...] = Field(default=(MQARRows(length=64, n_pairs=4, n_rows=100_000),), min_length=1)
     test: tuple[MQARRows, ...] = Field(default=(MQARRows(length=64, n_pairs=4, n_rows=3_000),), min_length=1)
-    power: float = Field(default=0.01, gt=0, allow_inf_nan=False)
+    power: float = Field(default=0.01, gt=0)
     """The smaller, the earlier the keys are asked."""
     random_fill: bool = False
     """Tokens that are no pair and no query are random ids, not 0."""

@@ -50,7 +50,7 @@ class NeedleRows(RowsOf):
     n_values: int = Field(default=1, gt=0)
     n_queries: int = Field(default=1, gt=0)
     """Keys that are asked for."""
-    depth: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False, examples=[0.5])
+    depth: float | None = Field(default=None, ge=0, le=1, examples=[0.5])
     """Where the needle that is asked for lies, 0 to 1; None: anywhere."""
 
     @property

@@ -25,16 +25,16 @@ SinkName: TypeAlias = Literal["tensorboard", "trackio", "wandb"]
 class RoleOptions(ConfigTable):
     """What the optimizer does with all parameters of one role."""
 
-    lr_scale: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    lr_scale: float = Field(default=1.0, ge=0)
     """Multiplies the learning rate."""
-    weight_decay: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    weight_decay: float | None = Field(default=None, ge=0)
     """Not given: ``train.weight_decay``, or none for norms, biases and state parameters."""
 
 
 class MuonOptions(ConfigTable):
     """What Muon does with matrices; their weight decay is that of the role ``matrix``."""
 
-    lr: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    lr: float | None = Field(default=None, gt=0)
     """The highest learning rate of matrices; not given: ``train.lr``. It follows the same schedule."""
     momentum: float = Field(default=0.95, ge=0, lt=1)
     nesterov: bool = True
@@ -85,7 +85,7 @@ class TrainConfig(ConfigTable):
     """Optimizer steps."""
     tokens: int | None = Field(default=None, gt=0)
     """Positions of all rows (padding included), rounded up to whole steps."""
-    epochs: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    epochs: float | None = Field(default=None, gt=0)
     """Passes over the training data, rounded up to whole steps; for tasks that have epochs."""
     batch_size: int = Field(default=8, gt=0)
     """Rows of one forward pass."""
@@ -98,23 +98,23 @@ class TrainConfig(ConfigTable):
     """``muon``: Muon for the matrices, AdamW for everything else."""
     muon: Annotated[MuonOptions | None, BeforeValidator(_muon_options)] = None
     """Options of Muon; only with ``optimizer = "muon"``, which without them takes the defaults."""
-    lr: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
+    lr: float = Field(default=1e-3, gt=0)
     """The highest learning rate of the schedule."""
     betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = Field(default=1e-8, gt=0, allow_inf_nan=False)
-    weight_decay: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.1, ge=0)
     """Of matrices, convolutions, embeddings and heads; norms, biases and state parameters have none, see ``roles``."""
     roles: dict[Role, Annotated[RoleOptions, BeforeValidator(_role_options)]] = Field(default_factory=dict)
     """By role, such as ``roles = { embedding = { weight_decay = 0.0 } }``."""
     optimizer_form: Literal["auto", "loop", "foreach", "fused"] = "auto"
     """torch's implementation of the update; ``auto``: fused on CPU and CUDA, else foreach."""
-    clip_norm: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    clip_norm: float = Field(default=1.0, ge=0)
     """The gradient is scaled down to this norm; 0: never."""
     loss_weights: dict[str, float] = Field(default_factory=dict)
     """Weights of the model's auxiliary losses by name; 1 where none is given."""
 
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
-    warmup: float = Field(default=0.02, ge=0, allow_inf_nan=False)
+    warmup: float = Field(default=0.02, ge=0)
     """Below 1: share of the run; from 1 on: steps."""
     min_lr_fraction: float = Field(default=0.1, ge=0, le=1)
     """Where cosine and wsd end, as a share of ``lr``."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
 import pytest
 
-from hybridtf.core import ConfigError
+from hybridtf.core import ConfigError, RecipeError, active
 from hybridtf.models import LanguageModelConfig
 
 GIVEN, BUILT = "blocks.x.mixer", "model.blocks.x.mixer"  # refused when it is written down, or when widths are known
@@ -53,3 +54,18 @@ CASES: list[tuple[dict[str, Any], str]] = [
 def test_a_wrong_option_is_refused_by_its_place(mixer: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         LanguageModelConfig(vocab_size=7, d_model=12, pattern="x*2", blocks={"x": {"mixer": mixer}}).build()
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_of_any_option_are_finite(value) -> None:
+    """TOML can write nan and inf; no component computes anything with them."""
+    kinds = ("mixers", "channel_mixers", "blocks", "stems", "norms", "positions", "tasks")
+    seen = 0
+    for kind in kinds:
+        for config in active()[kind].configs().values():
+            tiny = config.tiny()
+            for name in config.model_fields:
+                if type(getattr(tiny, name)) is float:
+                    seen += 1
+                    with pytest.raises(RecipeError, match=f"{name}: input should be"):
+                        config(**{**dict(tiny), name: value})
+    assert seen > 60

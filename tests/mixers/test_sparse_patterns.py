@@ -40,14 +40,14 @@ def layout(name, t, block, **options):
 @pytest.mark.parametrize(("stride", "summary"), [(6, 2), (5, 1), (4, 4)])
 @pytest.mark.parametrize("t", [2, 29])
 def test_the_fixed_pattern_is_that_of_deepspeed(t, stride, summary):
-    mixer, x = built(StridedSparseConfig(**PLAIN, pattern="fixed", stride=stride, summary=summary), D), given(2, t, D)
+    mixer, x = built(StridedSparseConfig(**PLAIN, pattern="fixed", stride=stride, n_summary=summary), D), given(2, t, D)
     seen = layout("Fixed", t, 1, num_local_blocks=stride, num_global_blocks=summary)
     same(mixer(x)[0], attended(mixer, x, seen), x, mixer)
 
 
 @pytest.mark.parametrize("t", [8, 31])
 def test_causal_longformer_is_the_layout_of_deepspeed(t):
-    mixer, x = built(LongformerConfig(**{**PLAIN, "n_kv_heads": 4}, attention_window=6, n_global=1), D), given(1, t, D)
+    mixer, x = built(LongformerConfig(**{**PLAIN, "n_kv_heads": 4}, window=4, n_global=1), D), given(1, t, D)
     marked = torch.zeros(t, dtype=torch.bool)
     marked[[0, 5]] = True
     seen = layout("BSLongformer", t, 1, num_sliding_window_blocks=7, global_block_indices=[0, 5])

@@ -46,11 +46,11 @@ class MoEConfig(ChannelMixerConfig, ExpertOptions, RouterOptions):
     """Multiply the shared expert's output by sigmoid of a projection of the token (Qwen)."""
     d_latent: int = Field(default=0, ge=0)
     """The routed experts work on a projection of this width (Nemotron 3); 0: on the token itself."""
-    balance_loss: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    balance_loss: float = Field(default=0.0, ge=0)
     """Weight of the loss ``balance``, already in it; 0: there is no such loss."""
     balance_over: Literal["document", "call"] = "document"
     """Over which tokens loads are balanced: those of each document, or all real tokens of one forward pass."""
-    z_loss: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    z_loss: float = Field(default=0.0, ge=0)
     """Weight of the loss ``router_z``, already in it; 0: there is no such loss."""
 
     @model_validator(mode="after")

@@ -24,14 +24,14 @@ class RouterOptions(ConfigTable):
     normalize: bool = True
     """Divide the chosen weights by their sum (plus ``norm_eps``). No effect on ``softmax_top_k``, whose sum is 1."""
     norm_eps: float = Field(default=1e-20, ge=0)
-    routed_scale: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    routed_scale: float = Field(default=1.0, gt=0)
     """Multiplies the weights in the end."""
     router_bias: bool = False
     """Of the router's projection; it moves logits, so choice and weights."""
     selection_bias: Literal["none", "fixed", "balanced"] = "none"
     """A number an expert that is added to its score for the choice alone, and has no gradient. ``balanced``: training
     moves it towards even loads after each optimizer step (https://arxiv.org/abs/2408.15664); ``fixed``: nothing does."""
-    bias_step: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
+    bias_step: float = Field(default=1e-3, gt=0)
     """How far a step moves a ``balanced`` selection bias."""
     n_groups: int = Field(default=1, gt=0)
     """Groups of neighbouring experts."""
