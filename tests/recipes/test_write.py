@@ -95,6 +95,7 @@ sinks = false
 qkv_bias = false
 out_bias = false
 dropout = 0.0
+value_residual = "none"
 
 [train]
 lr = 1e-05
