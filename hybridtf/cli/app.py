@@ -112,6 +112,7 @@ def _usage(error: Any) -> int:
     where = PROGRAM if ctx is None else ctx.command_path
     near = getattr(error, "possibilities", None)
     message = f"{error.message}. Did you mean {near[0]}?" if near else error.format_message()
+    message = message.replace(": Value error, ", ": ", 1)  # pydantic's word before what a validator says
     say(f"error: {message if message.endswith(('.', '?')) else f'{message}.'} See: {where} --help")
     return 2
 

@@ -11,6 +11,7 @@ import typer
 from hybridtf.cli.options import Device, Json, Limit, Recipes, Repeats, Set
 from hybridtf.cli.output import counted, interruptible, print_json, print_measures, say
 from hybridtf.cli.sources import (
+    build_on_meta,
     choose_device,
     name_of,
     need_folder,
@@ -108,20 +109,8 @@ def _named(sources: Sequence[str], overrides: Sequence[str] | None, steps: int |
     found = {name: read_recipe(source, overrides, steps) for name, source in zip(names, sources, strict=True)}
     for recipe, source in zip(found.values(), sources, strict=True):
         need_train(recipe, source, "--steps 1000")
-        _build(recipe, source)
+        build_on_meta(recipe, source)  # what is wrong with the last recipe is said before the first one is trained
     return found
-
-
-def _build(recipe: Recipe, source: str) -> None:
-    """Once without memory: what is wrong with the last recipe is said before the first one is trained."""
-    import torch
-
-    from hybridtf.core import BuildContext, ConfigError
-
-    try:
-        recipe.model.build(BuildContext(d_model=0, device=torch.device("meta")))
-    except ConfigError as error:
-        raise ConfigError(f"{source}: {error}") from error
 
 
 def _print(records: Records, json: bool) -> None:

@@ -41,7 +41,8 @@ def new_plugin(
     _refuse_taken(name)
     render(name, path)
     say(f"wrote {folder}")
-    print_text(f"cd {folder}\npip install -e '.[test]'\npytest\nhybridtf check --plugin {name}\nhybridtf train recipe.toml")
+    train = "hybridtf train recipe.toml -o runs/first"
+    print_text(f"cd {folder}\npip install -e '.[test]'\npytest\nhybridtf check --plugin {name}\n{train}")
 
 
 def package_of(name: str) -> str:

@@ -8,7 +8,7 @@ import typer
 
 from hybridtf.cli.options import Json, Set
 from hybridtf.cli.output import add_row, console, counted, make_table, print_json, print_table
-from hybridtf.cli.sources import name_of, read_recipe, registries
+from hybridtf.cli.sources import build_on_meta, name_of, read_recipe, registries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,7 @@ def show(
     The model is built on the meta device: nothing is allocated.
     """
     registries()
-    about = describe(read_recipe(recipe, set_), name_of(recipe), tuple(length or LENGTHS))
+    about = describe(read_recipe(recipe, set_), recipe, tuple(length or LENGTHS))
     if json:
         print_json(about)
         return
@@ -61,17 +61,14 @@ def show(
         print_table(_states(about["state_bytes"]))
 
 
-def describe(recipe: Recipe, name: str, lengths: tuple[int, ...]) -> dict[str, Any]:
+def describe(recipe: Recipe, source: str, lengths: tuple[int, ...]) -> dict[str, Any]:
     """All that is shown, as plain data; the model is built on the meta device."""
-    import torch
-
     from hybridtf.bench.describe import parameter_counts, stacks_of
-    from hybridtf.core import BuildContext
 
-    model = recipe.model.build(BuildContext(d_model=0, device=torch.device("meta")))
+    model = build_on_meta(recipe, source)
     states = {str(n): _state_bytes(model, n) for n in lengths} if hasattr(model, "init_state") else None
     return {
-        "name": name,
+        "name": name_of(source),
         "title": recipe.meta.title,
         "description": recipe.meta.description,
         "source": recipe.meta.source,

@@ -56,6 +56,18 @@ def need_train(recipe: Recipe, source: str, option: str) -> None:
         raise RecipeError(source, [("train", f"the recipe has no section [train]; write one, or give {option}")])
 
 
+def build_on_meta(recipe: Recipe, source: str) -> Any:
+    """The model, without memory. Raises :class:`ConfigError` that names ``source``, where only building shows a fault."""
+    import torch
+
+    from hybridtf.core import BuildContext, ConfigError
+
+    try:
+        return recipe.model.build(BuildContext(d_model=0, device=torch.device("meta")))
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
+
+
 def need_folder(path: Path) -> None:
     """Refuse an output folder that cannot be made since a file is in its place, before any work is done."""
     from hybridtf.core import ConfigError

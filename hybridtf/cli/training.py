@@ -10,6 +10,7 @@ import typer
 from hybridtf.cli.options import BatchSize, Device, Json, Records, Set, Step, Weights
 from hybridtf.cli.output import add_row, counted, interruptible, make_table, print_json, print_table, print_text
 from hybridtf.cli.sources import (
+    build_on_meta,
     choose_device,
     name_of,
     need_folder,
@@ -64,6 +65,7 @@ def train(
     made = _recipe_of_run(output, overrides) if recipe is None else read_recipe(recipe, overrides)
     if recipe is not None and made is not None:
         need_train(made, recipe, "--set train.steps=1000")
+        build_on_meta(made, recipe)
     with interruptible(f"what was saved before is in {output}"):
         result = run(made, output, device=choose_device(device), resume=resume, init_from=from_)
     print_text(_summary(result))

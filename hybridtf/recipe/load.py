@@ -85,6 +85,10 @@ def _missing_plugins(table: Mapping[str, Any]) -> list[Fault]:
         except metadata.PackageNotFoundError:
             faults.append(("meta.requires", f"{name!r} is not installed: pip install {name}"))
             continue
+        brought = metadata.distribution(name).entry_points.select(group="hybridtf").names
+        if brought and brought.isdisjoint({*active().plugins, *active().failures}):
+            why = "is HYBRIDTF_DISABLE_PLUGIN_AUTOLOAD set?"
+            faults.append(("meta.requires", f"{name!r} is installed, but installed plugins are not loaded here; {why}"))
         if name in active().failures:
             cause = active().failures[name]
             faults.append(("meta.requires", f"the plugin {name!r} is installed but was not loaded: {cause}"))

@@ -143,6 +143,11 @@ def test_version() -> None:
             "Invalid value for --stop: an empty text never ends anything; leave it out. See: hybridtf generate --help",
         ),
         (["train", "demo/hybrid"], "Missing option '--output' / '-o'. See: hybridtf train --help"),
+        (
+            ["bench", "speed", "x", "--dtype", "float8"],
+            "Invalid value for '--dtype': 'float8' is not one of 'float32', 'bfloat16', 'float16'. "
+            "See: hybridtf bench speed --help",
+        ),
         (["train", "-o", "x"], "Invalid value for RECIPE: a new run needs a recipe. See: hybridtf train --help"),
         (
             ["check"],

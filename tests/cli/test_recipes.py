@@ -96,6 +96,7 @@ WRONG = {
         "meta.requires: 'hybridtf-nowhere' is not installed: pip install hybridtf-nowhere",
     ),
     "train": (("steps = 4", "steps = 4\nwarmpu = 2"), "train.warmpu: unknown option. Did you mean 'warmup'?"),
+    "kernel": (('"mamba2"', '"mamba2", kernel = "tritn"'), "op 'ssd' has no kernel named 'tritn'. Known: "),
     "no TOML": (("[model]", "[model"), "is no TOML"),
 }
 
@@ -107,6 +108,7 @@ def test_a_wrong_recipe_is_one_line_everywhere(name: str, tmp_path: Path) -> Non
     for command in (["check", file], ["show", file], ["train", file, "-o", tmp_path / "run"]):
         error = refused(*command)
         assert message in error
+        assert error.startswith(str(file)), "which recipe"
         assert run(*command).stderr.count("\n") == 1, "more than one line"
     assert not (tmp_path / "run").exists()
 

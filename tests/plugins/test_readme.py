@@ -71,15 +71,29 @@ def test_the_tutorials_own_test(tutorial: Path) -> None:
     namespace["test_the_laws"]()
 
 
-def test_the_other_parts_keep_their_laws(monkeypatch: pytest.MonkeyPatch) -> None:
-    (text,) = re.findall(r"<!-- part: parts.py -->\n```python\n(.*?)```", TUTORIAL, re.DOTALL)
-    module = types.ModuleType("hybridtf_readme_parts")
+def part_of_the_tutorial(name: str, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    (text,) = re.findall(rf"<!-- part: {name}.py -->\n```python\n(.*?)```", TUTORIAL, re.DOTALL)
+    module = types.ModuleType(f"hybridtf_readme_{name}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(text, "parts.py", "exec"), module.__dict__)
+    exec(compile(text, f"{name}.py", "exec"), module.__dict__)
+    return module
+
+
+def test_the_other_parts_keep_their_laws(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = part_of_the_tutorial("parts", monkeypatch)
     for kind, config in (("positions", module.EvenSlopeConfig), ("channel_mixers", module.SparseMLPConfig)):
         results = run_checks(kind, config.tiny(), [law for law in laws_for(kind) if law != "compile"])
         assert {(r.law, r.message) for r in results if not r.ok} == set()
         assert sum(not r.skipped for r in results) >= 8
+
+
+def test_the_drawn_task_keeps_its_laws(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = part_of_the_tutorial("task", monkeypatch).BackwardsConfig
+    results = run_checks("tasks", config.tiny())
+    assert {(r.law, r.message) for r in results if not r.ok} == set()
+    assert {r.law for r in results if not r.skipped} >= {"rows", "resume", "held_out", "ranks", "measures"}
+    batch = next(config().load(seed=3).train_batches(4, 32))
+    assert batch.targets[:, 16:].equal(batch.inputs[:, :16].flip(1))
 
 
 def test_the_tutorial_names_every_hook() -> None:

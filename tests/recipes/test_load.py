@@ -2,7 +2,9 @@
 
 import tomllib
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -356,6 +358,19 @@ def test_a_required_plugin_that_failed_to_load() -> None:
     with using(registries):
         said = message(lambda: parse_recipe(changed("meta.requires=['pluggy']"), "r.toml"))
     assert said == "r.toml: meta.requires: the plugin 'pluggy' is installed but was not loaded: OSError: gone"
+
+
+def test_a_required_plugin_that_is_kept_from_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = metadata.EntryPoints([metadata.EntryPoint("pluggy", "pluggy", "hybridtf")])
+    brings = SimpleNamespace(version="1.0", entry_points=points)
+    monkeypatch.setattr(metadata, "distribution", lambda name: brings)
+    table = changed("meta.requires=['pluggy']", "model.blocks.m.mixer.type=unknown")
+    assert message(lambda: parse_recipe(table, "r.toml")) == (
+        "r.toml: meta.requires: 'pluggy' is installed, but installed plugins are not loaded here; "
+        "is HYBRIDTF_DISABLE_PLUGIN_AUTOLOAD set?"
+    )
+    with using(core.Registries(by_kind=active().by_kind, plugins={"pluggy": "1.0"})):
+        assert parse_recipe(changed("meta.requires=['pluggy']")).meta.requires == ("pluggy",)
 
 
 # -- overrides ---------------------------------------------------------------------------------------------------------
