@@ -38,7 +38,7 @@ _ASK, _OPEN, _CLOSE = 3, 4, 5  # behind the numbers, after the operators
 
 
 class ModularArithmeticConfig(SyntheticConfig):
-    """Say the value of an expression modulo a number; see the module.
+    """Say the value of an expression modulo a number.
 
     Rows have as many numbers as their tokens allow: n without brackets take 2 n tokens, the question included, with brackets
     4 n - 4 (and 2 where n is 1). Each count of numbers from the shortest to the longest row is as likely.

@@ -63,7 +63,7 @@ class CommonRows(RowsOf):
 
 
 class CommonWordsConfig(SyntheticConfig):
-    """Say the words that came often; see the module."""
+    """Say the words that came often."""
 
     type: Literal["common_words"] = "common_words"
     vocab_size: int = Field(default=4096, ge=3)

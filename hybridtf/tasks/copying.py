@@ -52,7 +52,7 @@ class StringRows(VaryingRows):
 
 
 class CopyingConfig(SyntheticConfig):
-    """Say a string again, or what follows an n-gram in it; see the module."""
+    """Say a string again, or what follows an n-gram in it."""
 
     type: Literal["copying"] = "copying"
     n_letters: int = Field(default=26, ge=2)

@@ -33,7 +33,7 @@ _ORDER, _NAMES = range(2)
 
 
 class FrequentWordsConfig(SyntheticConfig):
-    """Say the most frequent words, the first first; see the module."""
+    """Say the most frequent words, the first first."""
 
     type: Literal["frequent_words"] = "frequent_words"
     vocab_size: int = Field(default=2048, ge=3)

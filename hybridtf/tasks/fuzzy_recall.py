@@ -36,7 +36,7 @@ _KEYS, _VALUES, _KEY_SIZES, _VALUE_SIZES, _PROBE = range(5)
 
 
 class FuzzyRecallConfig(SyntheticConfig):
-    """Say the value, of several tokens, of a key that came before; see the module."""
+    """Say the value, of several tokens, of a key that came before."""
 
     type: Literal["fuzzy_recall"] = "fuzzy_recall"
     vocab_size: int = Field(default=16, ge=5)

@@ -39,7 +39,7 @@ _TABLE, _KEYS, _NOISE, _WHERE, _PROBE = range(5)
 
 
 class InContextRecallConfig(SyntheticConfig):
-    """Say the value of a key that came before; see the module."""
+    """Say the value of a key that came before."""
 
     type: Literal["in_context_recall"] = "in_context_recall"
     vocab_size: int = Field(default=16, ge=4)

@@ -31,7 +31,7 @@ _TOKENS, _PLACE = range(2)
 
 
 class InductionHeadsConfig(SyntheticConfig):
-    """Say what followed the special token; see the module."""
+    """Say what followed the special token."""
 
     type: Literal["induction_heads"] = "induction_heads"
     vocab_size: int = Field(default=16, ge=3)

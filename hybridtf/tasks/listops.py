@@ -36,7 +36,7 @@ _CLOSE, _ASK = 14, 15
 
 
 class ListOpsConfig(SyntheticConfig):
-    """Say the value of nested lists of digits; see the module. Each count of digits that rows allow is as likely."""
+    """Say the value of nested lists of digits. Each count of digits that rows allow is as likely."""
 
     type: Literal["listops"] = "listops"
     max_args: int = Field(default=5, ge=2)

@@ -31,7 +31,7 @@ _KEYS, _TABLE = 0, 20240326
 
 
 class MemorizationConfig(SyntheticConfig):
-    """Say a key's value by heart; see the module."""
+    """Say a key's value by heart."""
 
     type: Literal["memorization"] = "memorization"
     vocab_size: int = Field(default=256, ge=5)

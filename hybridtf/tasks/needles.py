@@ -73,7 +73,7 @@ class NeedleRows(RowsOf):
 
 
 class NeedlesConfig(SyntheticConfig):
-    """Say the values of keys that lie in filler; see the module."""
+    """Say the values of keys that lie in filler."""
 
     type: Literal["needles"] = "needles"
     vocab_size: int = Field(default=64, ge=13)

@@ -46,7 +46,7 @@ class EntryRows(VaryingRows):
 
 
 class PhonebookConfig(SyntheticConfig):
-    """Say the numbers of names in a list; see the module."""
+    """Say the numbers of names in a list."""
 
     type: Literal["phonebook"] = "phonebook"
     n_letters: int = Field(default=26, ge=2)

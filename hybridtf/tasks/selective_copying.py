@@ -46,7 +46,7 @@ class CopyRows(RowsOf):
 
 
 class SelectiveCopyingConfig(SyntheticConfig):
-    """Say the data tokens, not the blanks; see the module."""
+    """Say the data tokens, not the blanks."""
 
     type: Literal["selective_copying"] = "selective_copying"
     vocab_size: int = Field(default=16, ge=4)

@@ -57,7 +57,7 @@ class ChainRows(RowsOf):
 
 
 class VariableTrackingConfig(SyntheticConfig):
-    """Say a variable's value through a chain of assignments; see the module."""
+    """Say a variable's value through a chain of assignments."""
 
     type: Literal["variable_tracking"] = "variable_tracking"
     vocab_size: int = Field(default=64, ge=6)

@@ -43,7 +43,7 @@ _ELEMENTS, _LENGTHS = range(2)
 
 
 class WordProblemConfig(SyntheticConfig):
-    """Say the product of a group's elements so far, after each of them; see the module."""
+    """Say the product of a group's elements so far, after each of them."""
 
     type: Literal["word_problem"] = "word_problem"
     group: Group = "s3"

@@ -272,6 +272,13 @@ class RunFolder:
         for step in sorted(step for step in self._folders() if step <= newest)[:-keep]:
             self._remove(self.checkpoints / f"step-{step:08d}")
 
+    def foreign(self) -> str:
+        """What is in a folder that is not a run's, in words; nothing where it is empty or a run began there."""
+        if not self.path.is_dir() or self.recipe.exists() or self.checkpoints.exists():
+            return ""
+        names = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
+        return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
     def clean(self) -> None:
         """Remove what a killed run left half-written."""
         for leftover in self.checkpoints.glob(".*"):

@@ -60,4 +60,6 @@ def _recipe(recipe: Recipe | None, folder: RunFolder, resume: bool) -> Recipe:
     latest = folder.latest()
     if latest is not None and step_of(latest) > 0:
         raise CheckpointError(f"{folder.path}: holds a run already ({latest.name}); resume it or choose another folder")
+    if foreign := folder.foreign():
+        raise ConfigError(f"{folder.path}: holds {foreign}, and no run; choose an empty or a new folder")
     return recipe

@@ -192,6 +192,16 @@ def test_fewer_steps_than_are_done_are_refused(tmp_path):
         run(recipe(tmp_path, steps=5), tmp_path / "out", resume=True)
 
 
+def test_a_folder_of_other_files_is_left_alone(tmp_path):
+    made, out = recipe(tmp_path), tmp_path / "out"
+    out.mkdir()
+    for name in ("a.csv", "b.csv", "c.csv", "thesis.tex"):
+        (out / name).write_text("mine")
+    with pytest.raises(ConfigError, match=r"out: holds a\.csv, b\.csv, c\.csv and 1 more, and no run; choose an empty"):
+        run(made, out)
+    assert sorted(p.name for p in out.iterdir() if not p.name.startswith(".")) == ["a.csv", "b.csv", "c.csv", "thesis.tex"]
+
+
 def test_a_run_is_not_overwritten(tmp_path):
     made = recipe(tmp_path)
     run(made, tmp_path / "out")
