@@ -20,7 +20,7 @@ from torch.utils.flop_counter import flop_registry
 
 import hybridtf.ops  # noqa: F401 - it registers the formulas
 
-KNOWN = ("aten", "prim", "prims")
+KNOWN = ("aten", "prim", "prims", "profiler")
 """Namespaces whose operators without a formula are elementwise, views, sums or copies, but for those of :data:`HEAVY`."""
 
 HEAVY = (
@@ -118,7 +118,7 @@ def _dtype(given: Any, out: Any) -> str:
 
 def _moved(func: Any, name: str, given: Any, out: Any) -> int:
     """Bytes read and written by an operator that fuses with no other."""
-    if func.namespace == "prim" or func.is_view or name.startswith(FREE):
+    if func.namespace in ("prim", "profiler") or func.is_view or name.startswith(FREE):
         return 0
     written = sum(map(_bytes, _tensors(out)))
     if name in LOOKUPS:
