@@ -61,7 +61,7 @@ def plan(
     if json:
         print_json(found)
     else:
-        _print(found)
+        print_plan(found)
 
 
 def parse_length(text: str) -> int:
@@ -75,7 +75,8 @@ def parse_length(text: str) -> int:
     return length
 
 
-def _print(found: dict[str, Any]) -> None:
+def print_plan(found: dict[str, Any]) -> None:
+    """The plan for people."""
     out = console()
     trust = "" if found["validated"] else ", unvalidated: no time on it was held against a measured one"
     out.print(f"{found['name']}: {counted(found['params']['total'], 'parameter')} on {found['device']}{trust}", style="bold")

@@ -46,7 +46,7 @@ def make_plan(
         "fits": {phase: _longest(tracer, batch_size, device) for phase, tracer in tracers.items()},
     }
     if sibling is not None:
-        ours = tracers.get("train") or Tracer(planned, "train", reach)
+        ours = tracers.get("prefill") or Tracer(planned, "prefill", reach)
         found["crossover"] = crossover(ours, model, sibling)
     return found
 
@@ -97,10 +97,10 @@ def _longest(tracer: Tracer, batch_size: int, device: Device) -> dict[str, Any]:
 
 
 def crossover(tracer: Tracer, model: nn.Module, sibling: Planned) -> Mapping[str, int | None]:
-    """The least length, by powers of two from 64 to 2^20, from which on a row costs less than the sibling's: ``flops`` of a
-    training forward, and bytes of ``state``. None: nowhere, or unknown."""
+    """The least length, by powers of two from 64 to 2^20, from which on a row costs less than the sibling's: ``flops`` of
+    reading it (a prefill), and bytes of ``state``. None: nowhere, or unknown."""
     models = (model, shapes_of(sibling))
-    tracers = (tracer, Tracer(sibling, "train", reach_of(models[1].config)))
+    tracers = (tracer, Tracer(sibling, "prefill", reach_of(models[1].config)))
 
     def flops(which: int, length: int) -> int | None:
         work: Work = tracers[which].at(length).work["forward"]

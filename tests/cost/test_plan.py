@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from hybridtf.bench import Subject, count_bytes
+from hybridtf.cli.plan import print_plan
 from hybridtf.core import ConfigError
 from hybridtf.cost import DEVICES, Device, Work, attention_sibling, device_named, make_plan
 from hybridtf.cost.roofline import roofline
@@ -14,7 +15,7 @@ from hybridtf.cost.trace import Tracer, polynomial, reach_of
 from hybridtf.models import LanguageModelConfig
 from hybridtf.recipe import Recipe
 from tests.bench.bench_cases import BLOCKS, subject
-from tests.cli.helpers import as_json, ok, refused, write_recipe
+from tests.cli.helpers import as_json, refused, write_recipe
 
 SLOW = Device("slow", {"float32": 100.0, "float64": 50.0}, 10.0, 10**9)
 
@@ -118,13 +119,14 @@ def test_a_device_is_never_taken_for_another() -> None:
         device_named("h20")
 
 
-def test_the_command(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_command(tmp_path, capsys) -> None:  # type: ignore[no-untyped-def]
     recipe = write_recipe(tmp_path, "tiny", ("chunk_size = 16", "chunk_size = 256"))
     found = as_json("plan", recipe, "--length", "1k", "--batch-size", 2, "--dtype", "bfloat16", "--device", "a100")
     assert set(found["phases"]) == {"train", "prefill", "decode"}
     assert (found["batch_size"], found["device"], found["dtype"]) == (2, "a100", "bfloat16")
     assert found["phases"]["decode"]["1024"]["bytes"]["state"] > found["state_bytes"]["1024"]["conv"] > 0
-    text = ok("plan", recipe, "--length", "64", "--device", "cpu").stdout
+    print_plan(found)
+    text = capsys.readouterr().out
     assert "unvalidated" in text
     assert "less than with attention in every layer" in text
     assert "--length 3x: is no length" in refused("plan", recipe, "--length", "3x")
