@@ -1,11 +1,10 @@
 """Measuring: speed, memory, quality, extrapolation, and what a model is made of. Every measurement is one record."""
 
 from hybridtf.bench.comparison import CompareOptions, compare
-from hybridtf.bench.describe import measure_model, state_size
+from hybridtf.bench.describe import measure_model
 from hybridtf.bench.environment import environment
 from hybridtf.bench.extrapolation import measure_extrapolation
-from hybridtf.bench.flops import count_flops
-from hybridtf.bench.memory import Footprint, count_bytes, measure_memory, predict_bytes
+from hybridtf.bench.memory import count_bytes, measure_memory
 from hybridtf.bench.quality import measure_quality
 from hybridtf.bench.records import KINDS, SCHEMA, Record, Records, append_record, make_record, read_records, select
 from hybridtf.bench.speed import measure_speed
@@ -13,8 +12,8 @@ from hybridtf.bench.subject import Identity, Subject, recipe_hash
 from hybridtf.bench.timing import machine_floor
 
 __all__ = [
-    "KINDS", "SCHEMA", "CompareOptions", "Footprint", "Identity", "Record", "Records", "Subject",
-    "append_record", "compare", "count_bytes", "count_flops", "environment", "machine_floor", "make_record",
-    "measure_extrapolation", "measure_memory", "measure_model", "measure_quality", "measure_speed", "predict_bytes",
-    "read_records", "recipe_hash", "select", "state_size",
+    "KINDS", "SCHEMA", "CompareOptions", "Identity", "Record", "Records", "Subject",
+    "append_record", "compare", "count_bytes", "environment", "machine_floor", "make_record",
+    "measure_extrapolation", "measure_memory", "measure_model", "measure_quality", "measure_speed",
+    "read_records", "recipe_hash", "select",
 ]

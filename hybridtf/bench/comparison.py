@@ -17,12 +17,12 @@ from torch import nn
 from hybridtf.bench.describe import measure_model
 from hybridtf.bench.extrapolation import MULTIPLES, HasLongDocuments, measure_extrapolation
 from hybridtf.bench.memory import measure_memory
-from hybridtf.bench.phases import Phase
 from hybridtf.bench.quality import measure_quality
 from hybridtf.bench.records import Record, Records, append_record, make_record, read_records, select
 from hybridtf.bench.speed import measure_speed
 from hybridtf.bench.subject import Subject
 from hybridtf.core import ConfigError, NonFiniteError, RecipeError
+from hybridtf.cost.phases import Phase
 from hybridtf.recipe import Recipe
 from hybridtf.tasks import Task
 from hybridtf.train import RunFolder, TrainConfig, load_model, read_log, train, train_config

@@ -1,19 +1,17 @@
-"""What a model is made of: parameters by role, its stacks, and the size of its state, all by counting what was
-built."""
+"""What a model is made of: its stacks, and the record of them with its parameters and the size of its state."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-import torch.utils._pytree as pytree
-from torch import Tensor, nn
+from torch import nn
 
-from hybridtf.bench.live_bytes import WithoutMemory
-from hybridtf.bench.phases import aged_state
 from hybridtf.bench.records import Record, make_record
-from hybridtf.bench.subject import Subject, has_state
-from hybridtf.core import ComponentConfig, ConfigError, Growing, Ring, StateLeaf, leaves, param_specs, state_bytes
+from hybridtf.bench.subject import Subject
+from hybridtf.core import ComponentConfig
 from hybridtf.core.config import ConfigTable
+from hybridtf.cost import parameter_counts, state_size
+from hybridtf.cost.calls import has_state
 
 STATE_LENGTHS = (1024, 65536)
 """Lengths at which a ``model`` record states the size of the state."""
@@ -28,33 +26,6 @@ def measure_model(subject: Subject, model: nn.Module) -> Record:
         "state_bytes": {str(n): state_size(model, n) for n in STATE_LENGTHS} if has_state(model) else None,
     }
     return make_record("model", subject.identity(model), fields)
-
-
-@runtime_checkable
-class HasIdleParameters(Protocol):
-    """A module of which one token uses a part (a mixture of experts)."""
-
-    def idle_parameters(self) -> int: ...
-
-
-def parameter_counts(model: nn.Module) -> dict[str, Any]:
-    """``total``, ``active`` (without those of experts that a token does not choose), ``embedding`` (tables that tokens are
-    looked up in) and ``by_role``; a shared parameter counts once.
-
-    A foreign model, which does not state its roles, is told apart by module class alone (role ``other`` for the rest).
-    """
-    roles: dict[str, str]
-    try:
-        roles = {name: spec.role for name, spec in param_specs(model).items()}
-    except ConfigError:
-        tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-        roles = {name: "embedding" if id(p) in tables else "other" for name, p in model.named_parameters()}
-    by_role: dict[str, int] = {}
-    for name, param in model.named_parameters():
-        by_role[roles[name]] = by_role.get(roles[name], 0) + param.numel()
-    total = sum(by_role.values())
-    idle = sum(module.idle_parameters() for module in model.modules() if isinstance(module, HasIdleParameters))
-    return {"total": total, "active": total - idle, "embedding": by_role.get("embedding", 0), "by_role": by_role}
 
 
 def stacks_of(model: nn.Module) -> list[dict[str, Any]]:
@@ -100,37 +71,3 @@ def _value(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_value, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-# -- states --------------------------------------------------------------------------------------------------------
-
-
-def state_size(model: nn.Module, length: int) -> dict[str, int]:
-    """Bytes of one row's state that holds ``length`` tokens, from a state that was made (on shapes without memory).
-
-    ``allocated``: with buffers of ``length`` tokens; ``used``: what holds tokens. ``per_token``: what one more token
-    adds for good; ``constant``: what does not grow. ``growing``, ``ring`` and ``fixed`` are the allocated bytes of the
-    three classes of leaves, ``other`` of plain tensors in a foreign state. """
-    with WithoutMemory().enter():
-        state = model.init_state(1, max_len=length)  # type: ignore[operator]
-        longer = model.init_state(1, max_len=length + 1)  # type: ignore[operator]
-        kinds = {"growing": 0, "ring": 0, "fixed": 0}
-        for leaf in leaves(state):
-            kinds[_kind(leaf)] += leaf.nbytes()
-        other, other_longer = _plain_bytes(state), _plain_bytes(longer)
-        used = state_bytes(aged_state(state, length), used=True) + other
-        allocated = state_bytes(state) + other
-        per_token = state_bytes(longer) + other_longer - allocated
-    constant = allocated - per_token * length
-    return {
-        "allocated": allocated, "used": used, "per_token": per_token, "constant": constant, **kinds, "other": other,
-    }
-
-
-def _kind(leaf: StateLeaf) -> str:
-    return "growing" if isinstance(leaf, Growing) else "ring" if isinstance(leaf, Ring) else "fixed"
-
-
-def _plain_bytes(state: Any) -> int:
-    found = pytree.tree_leaves(state, is_leaf=lambda x: isinstance(x, StateLeaf))
-    return sum(x.numel() * x.element_size() for x in found if isinstance(x, Tensor))

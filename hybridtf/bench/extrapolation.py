@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hybridtf.bench.bootstrap import Floats, interval
-from hybridtf.bench.describe import state_size
 from hybridtf.bench.records import Record, make_record
 from hybridtf.bench.scoring import Carried, score_carried
-from hybridtf.bench.subject import Subject, has_state
+from hybridtf.bench.subject import Subject
 from hybridtf.core import ConfigError, DataError
+from hybridtf.cost import state_size
+from hybridtf.cost.calls import has_state
 from hybridtf.tasks import EvalDocument, Task
 
 MULTIPLES = (1, 2, 4, 8, 16)

@@ -6,20 +6,17 @@ same bytes, as the tests check. On a GPU the peak is the allocator's own. """
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
-from torch import Tensor, nn
 
-from hybridtf.bench.live_bytes import LiveBytes, WithoutMemory, storage_bytes
-from hybridtf.bench.longest import longest_length
-from hybridtf.bench.phases import DecodeStep, LastDecodeStep, Phase, Step, TrainStep, make_step
 from hybridtf.bench.records import Record, make_record
-from hybridtf.bench.subject import Identity, Subject, device_of
-from hybridtf.core import StateLeaf
+from hybridtf.bench.subject import Identity, Subject
+from hybridtf.cost.calls import device_of
+from hybridtf.cost.footprint import Footprint, Predictor, count_step, state_memory
+from hybridtf.cost.live_bytes import LiveBytes, storage_bytes
+from hybridtf.cost.longest import longest_length
+from hybridtf.cost.phases import DecodeStep, Phase, TrainStep, make_step
 
 HOW = {
     "weights": "parameters and buffers, counted once each",
@@ -32,19 +29,6 @@ HOW = {
 
 COUNTED = "live tensors counted at every operator of the second run (the first one, warm-up, is left out)"
 ALLOCATOR = "torch.cuda.max_memory_allocated over the second run, less what was allocated before the model"
-
-
-@dataclass
-class Footprint:
-    """Bytes of one phase, by kind. ``reserved``: what the CUDA allocator held at its peak."""
-
-    weights: int
-    gradients: int = 0
-    optimizer: int = 0
-    activations: int = 0
-    state: int = 0
-    peak: int = 0
-    reserved: int | None = None
 
 
 def measure_memory(
@@ -91,8 +75,8 @@ def longest_that_fits(
     if device.type == "cuda":
         found = longest_length(lambda n: _gpu_peak(subject, phase, batch_size, n), limit_bytes, max_length)
     else:
-        predict = predictor(subject, phase, batch_size)
-        found = longest_length(lambda n: predict(n).peak, limit_bytes, max_length)
+        predictor = Predictor(subject, phase)
+        found = longest_length(lambda n: predictor.at(n, batch_size).peak, limit_bytes, max_length)
     return {
         "limit_bytes": limit_bytes, "length": found, "phase": phase, "batch_size": batch_size,
         "at_least": found == max_length,
@@ -110,96 +94,7 @@ def count_bytes(subject: Subject, phase: Phase, batch_size: int, length: int) ->
         step = make_step(phase, subject, model, batch_size, length)
         step.prepare()
         step.run()
-        return _count(live, step)
-
-
-def predict_bytes(subject: Subject, phase: Phase, batch_size: int, length: int) -> Footprint:
-    """The same without the memory. A decode state then only claims to hold its prompt.
-
-    Raises :class:`ConfigError` for a model that reads computed values back.
-    """
-    return predictor(subject, phase, batch_size)(length)
-
-
-def predictor(subject: Subject, phase: Phase, batch_size: int) -> Callable[[int], Footprint]:
-    """Length -> :class:`Footprint`, as :func:`predict_bytes`, from one model that is built and warmed up once."""
-    world = WithoutMemory()
-    with world.enter():
-        model = world.adopt(subject.build())
-        optimizer = _warm_optimizer(subject, model, batch_size) if phase == "train" else None
-    sizes = (subject.vocab_size, batch_size)
-
-    def predict(length: int) -> Footprint:
-        gc.collect()
-        with world.enter() as live:
-            step: Step
-            if optimizer is not None:
-                step = TrainStep(model, *sizes, length, subject.autocast, optimizer)
-            elif phase == "decode":
-                step = LastDecodeStep(model, *sizes, length, subject.autocast)
-            else:
-                step = make_step(phase, subject, model, batch_size, length)
-            return _count(live, step)
-
-    return predict
-
-
-def _warm_optimizer(subject: Subject, model: nn.Module, batch_size: int) -> torch.optim.Optimizer:
-    """An optimizer that has made its state, by one short step."""
-    made = subject.optimizer(model) if subject.optimizer is not None else None
-    step = TrainStep(model, subject.vocab_size, batch_size, 1, subject.autocast, made)
-    step.run()
-    return step.optimizer
-
-
-def _count(live: LiveBytes, step: Step) -> Footprint:
-    """The footprint of one more run of a step that is warmed up."""
-    weights = [*step.model.parameters(), *step.model.buffers()]
-    live.watch(weights)
-    found = Footprint(storage_bytes(weights))
-    if isinstance(step, TrainStep):
-        _count_training(live, step, found)
-    else:
-        _count_reading(live, step, found)
-    return found
-
-
-def _count_training(live: LiveBytes, step: TrainStep, found: Footprint) -> None:
-    before = live.now
-    live.reset_peak()
-
-    def after_forward() -> None:
-        found.activations = live.now - before
-
-    def after_backward() -> None:
-        found.gradients = storage_bytes(p.grad for p in step.model.parameters() if p.grad is not None)
-
-    step.after_forward, step.after_backward = after_forward, after_backward
-    step.run()
-    found.peak = live.peak
-    found.optimizer = storage_bytes(step.optimizer_tensors())
-
-
-def _count_reading(live: LiveBytes, step: Step, found: Footprint) -> None:
-    step.prepare()
-    if isinstance(step, DecodeStep):
-        step.forget_start()
-    live.reset_peak()
-    step.run()
-    found.peak = live.peak
-    found.state = state_memory(getattr(step, "state", None))
-    found.activations = found.peak - found.weights - found.state
-
-
-def state_memory(state: Any) -> int:
-    """Bytes behind all tensors of a state, lengths included."""
-    kept: list[Tensor] = []
-    for leaf in pytree.tree_leaves(state, is_leaf=lambda x: isinstance(x, StateLeaf)):
-        if isinstance(leaf, StateLeaf):
-            kept += [*leaf.tensors().values(), leaf.length]
-        elif isinstance(leaf, Tensor):
-            kept.append(leaf)
-    return storage_bytes(kept)
+        return count_step(live, step)
 
 
 # -- by the allocator of a GPU -----------------------------------------------------------------------------------------

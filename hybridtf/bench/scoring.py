@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hybridtf.bench.subject import IGNORED, call, device_of, has_state, need_state
 from hybridtf.core import DataError, Law, LengthError, Segments, State
+from hybridtf.cost.calls import IGNORED, call, device_of, has_state, need_state
 from hybridtf.models import LanguageModel, LanguageModelOutput
 from hybridtf.models.generation.model import evaluating, refusal
 from hybridtf.tasks import EvalDocument

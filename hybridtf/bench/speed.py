@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from hybridtf.bench.flops import count_flops
-from hybridtf.bench.phases import PHASES, Phase, Step, make_step
 from hybridtf.bench.records import Record, make_record
-from hybridtf.bench.subject import Subject, device_of
+from hybridtf.bench.subject import Subject
 from hybridtf.bench.timing import Clock, machine_floor, quartiles, time_steps, tokens_per_second
 from hybridtf.core import ConfigError
+from hybridtf.cost.calls import device_of
+from hybridtf.cost.flops import count_flops
+from hybridtf.cost.phases import PHASES, Phase, Step, make_step
 
 
 def measure_speed(

@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 import torch
 
-from hybridtf.bench.phases import Step
 from hybridtf.core import ConfigError
+from hybridtf.cost.phases import Step
 
 Clock: TypeAlias = Callable[[], float]
 """Seconds from any start, as ``time.perf_counter`` gives them."""

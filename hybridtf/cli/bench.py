@@ -27,9 +27,9 @@ from hybridtf.cli.sources import (
 )
 
 if TYPE_CHECKING:
-    from hybridtf.bench import phases
     from hybridtf.bench.records import Record
     from hybridtf.bench.subject import Subject
+    from hybridtf.cost import phases
     from hybridtf.train import LoadedRun
 
 Sources = Annotated[list[str], typer.Argument(metavar="RECIPE_OR_RUN...", help="Recipe files or names, or run folders.")]
@@ -97,8 +97,8 @@ def speed(
     warmup: Annotated[int, typer.Option("--warmup", min=0, help="Runs before them that do not count.")] = 2,
 ) -> None:
     """Measure tokens a second in training, prefill and decode. Several models take turns."""
-    from hybridtf.bench import phases as known
     from hybridtf.bench.speed import measure_speed
+    from hybridtf.cost import phases as known
     from hybridtf.report.detail_tables import speed_table
 
     registries()

@@ -63,10 +63,11 @@ def show(
 
 def describe(recipe: Recipe, source: str, lengths: tuple[int, ...]) -> dict[str, Any]:
     """All that is shown, as plain data; the model is built on the meta device."""
-    from hybridtf.bench.describe import parameter_counts, stacks_of
+    from hybridtf.bench.describe import stacks_of
+    from hybridtf.cost import parameter_counts, state_size
 
     model = build_on_meta(recipe, source)
-    states = {str(n): _state_bytes(model, n) for n in lengths} if hasattr(model, "init_state") else None
+    states = {str(n): state_size(model, n) for n in lengths} if hasattr(model, "init_state") else None
     return {
         "name": name_of(source),
         "title": recipe.meta.title,
@@ -78,19 +79,6 @@ def describe(recipe: Recipe, source: str, lengths: tuple[int, ...]) -> dict[str,
         "state_bytes": states,
         "recipe": recipe.to_dict(),
     }
-
-
-def _state_bytes(model: Any, length: int) -> dict[str, int]:
-    """Bytes of one row's state with room for ``length`` tokens, by class of leaf, and what one more token adds."""
-    from hybridtf.core import Growing, Ring, leaves, state_bytes
-
-    state = model.init_state(1, max_len=length)
-    sizes = {"growing": 0, "ring": 0, "fixed": 0}
-    for leaf in leaves(state):
-        kind = "growing" if isinstance(leaf, Growing) else "ring" if isinstance(leaf, Ring) else "fixed"
-        sizes[kind] += leaf.nbytes()
-    total = state_bytes(state)
-    return {"total": total, **sizes, "per_token": state_bytes(model.init_state(1, max_len=length + 1)) - total}
 
 
 # -- for people --------------------------------------------------------------------------------------------------------
@@ -162,8 +150,8 @@ def _parameters(params: dict[str, Any]) -> Table:
 def _states(sizes: dict[str, dict[str, int]]) -> Table:
     from hybridtf.report.numbers import thousands
 
-    heads = ("tokens", "bytes", "growing", "ring", "fixed", "a token adds")
-    keys = ("total", "growing", "ring", "fixed", "per_token")
+    heads = ("tokens", "bytes", "kv", "ring", "recurrent", "conv", "a token adds")
+    keys = ("allocated", "kv", "ring", "recurrent", "conv", "per_token")
     table = make_table(*heads, title="state of one row, in float32", right=heads)
     for length, size in sizes.items():
         add_row(table, thousands(int(length)), *(thousands(size[key]) for key in keys))

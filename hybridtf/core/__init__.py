@@ -73,6 +73,7 @@ from hybridtf.core.recurrent_mixer import RecurrentMixer
 from hybridtf.core.registry import KINDS, Preset, Registries, Registry, active, singular, using
 from hybridtf.core.segments import Segments
 from hybridtf.core.states import (
+    ConvWindow,
     Fixed,
     Growing,
     OwnClock,
@@ -100,7 +101,8 @@ from hybridtf.core.states import (
 __all__ = [
     "DTYPES", "KINDS", "LAWS", "NO_DECAY", "PHASES", "AdaptersConfig", "BiasPosition", "Block", "BlockConfig", "BlockOutput",
     "BuildContext", "ChannelMixer", "ChannelMixerConfig", "CheckpointError", "Combinator", "Component", "ComponentConfig",
-    "ConfigError", "ConfigTable", "Context", "DataError", "EdgeSpec", "Edges", "Extras", "Fixed", "Gathered", "Growing", "Head",
+    "ConfigError", "ConfigTable", "Context", "ConvWindow",
+    "DataError", "EdgeSpec", "Edges", "Extras", "Fixed", "Gathered", "Growing", "Head",
     "HeadConfig", "HybridTFError", "Init", "InputPosition", "Kernel", "KernelError", "KernelRequest", "KernelSet", "Law",
     "LengthError", "Losses", "ModelConfig", "NonFiniteError", "Norm", "NormConfig", "OneOf", "OpCase", "OpInputs", "OpKernel",
     "OwnClock", "ParamSpec", "Phase", "PluginError", "Position", "PositionConfig", "Preset", "ProjectionPaths",

@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float
 from pydantic import AfterValidator, Field
 from torch import Generator, Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from hybridtf.core.config import BuildContext, ComponentConfig, ConfigTable
 from hybridtf.core.segments import Segments
@@ -383,11 +384,12 @@ class TaskConfig(ComponentConfig):
 def raw_weight(linear: nn.Module) -> Tensor | None:
     """The weight of a plain ``nn.Linear`` that nothing has changed; None where only its ``forward`` tells the truth.
 
-    Hooks, parametrisations, subclasses (LoRA, quantised) answer None: the caller then runs the forward form.
+    Hooks, parametrisations, subclasses (LoRA, quantised) answer None: the caller then runs the forward form. A shape without
+    memory is as plain as the tensor that it stands for, so that what is planned is what will run.
     """
     if type(linear) is not nn.Linear:
         return None
-    if type(linear.weight) not in (Tensor, nn.Parameter):
+    if type(linear.weight) not in (Tensor, nn.Parameter, FakeTensor):
         return None
     hooks = (
         linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks, linear._backward_pre_hooks,

@@ -80,7 +80,7 @@ def _attached(state: State, past: list[list[_Cut]]) -> State:
         data = {name: torch.stack([cut[i].data[name] for cut in past], dim=1) for name in leaf.data}
         lengths = torch.stack([cut[i].length for cut in past], dim=1)
         lengths = _same_document(lengths, leaf.length)
-        return Fixed(leaf.data, leaf.length, data, lengths, constant=leaf.constant, max_len=leaf.max_len)
+        return type(leaf)(leaf.data, leaf.length, data, lengths, constant=leaf.constant, max_len=leaf.max_len)
 
     return map_state(lambda leaf: attach(leaf) if isinstance(leaf, Fixed) else leaf, state)
 

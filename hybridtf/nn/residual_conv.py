@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from hybridtf.core import BuildContext, Fixed, Segments, State, with_history
+from hybridtf.core import BuildContext, ConvWindow, Segments, State, with_history
 from hybridtf.nn.norms import accumulation_dtype
 from hybridtf.nn.short_conv import ShortConv
 
@@ -29,8 +29,8 @@ class ResidualConv(ShortConv):
         self.scale = (d_conv + 1) ** -0.5 if scaled else 1.0
 
     def forward(
-        self, x: Tensor, segments: Segments | None, state: Fixed | None, source: Tensor | None = None
-    ) -> tuple[Tensor, Fixed | None]:
+        self, x: Tensor, segments: Segments | None, state: ConvWindow | None, source: Tensor | None = None
+    ) -> tuple[Tensor, ConvWindow | None]:
         """x (b t c) to y (b t c), and the state after it (None without one). ``source`` is for :class:`DynamicConv`."""
         added, after = super().forward(x, segments, state)
         y = x + added
@@ -54,8 +54,8 @@ class DynamicConv(ResidualConv):
         self.taps_proj = nn.Linear(d_source, n_heads * d_conv, bias=False, **ctx.factory)
 
     def forward(
-        self, x: Tensor, segments: Segments | None, state: Fixed | None, source: Tensor | None = None
-    ) -> tuple[Tensor, Fixed | None]:
+        self, x: Tensor, segments: Segments | None, state: ConvWindow | None, source: Tensor | None = None
+    ) -> tuple[Tensor, ConvWindow | None]:
         """As :class:`ResidualConv`'s, with taps made of ``source`` (b t d), which is needed."""
         assert source is not None, "taps are made of something"
         wide = accumulation_dtype(x.dtype)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hybridtf.core import BuildContext, Fixed, ParamSpec, Segments, State, init
+from hybridtf.core import BuildContext, ConvWindow, ParamSpec, Segments, State, init
 
 
 class ShortConv(nn.Module):
@@ -27,13 +27,13 @@ class ShortConv(nn.Module):
         specs = {"weight": ParamSpec("conv", init.uniform(-bound, bound))}
         return specs if self.bias is None else {**specs, "bias": ParamSpec("bias", init.uniform(-bound, bound))}
 
-    def init_state(self, batch_size: int) -> Fixed:
+    def init_state(self, batch_size: int) -> ConvWindow:
         """The last ``d_conv - 1`` inputs of each row's document, zeros before its start."""
         conv = self.short_conv
         shapes = {"window": (self.d_conv - 1, self.weight.shape[0])}
-        return Fixed.empty(batch_size, shapes, dtype=conv.compute_dtype, device=conv.device)
+        return ConvWindow.empty(batch_size, shapes, dtype=conv.compute_dtype, device=conv.device)
 
-    def forward(self, x: Tensor, segments: Segments | None, state: Fixed | None) -> tuple[Tensor, Fixed | None]:
+    def forward(self, x: Tensor, segments: Segments | None, state: ConvWindow | None) -> tuple[Tensor, ConvWindow | None]:
         """x (b t c) to y (b t c), and the state after it (None without one)."""
         window = None if state is None else state["window"].to(x.dtype)
         bias = None if self.bias is None else self.bias.to(x.dtype)
@@ -103,15 +103,15 @@ class HeadConv(nn.Module):
         drawn = init.uniform(-bound, bound)
         return {"weight": ParamSpec("conv", drawn), "bias": ParamSpec("bias", drawn)}
 
-    def init_state(self, batch_size: int) -> Fixed:
+    def init_state(self, batch_size: int) -> ConvWindow:
         """The last ``d_conv - 1`` inputs of each row's document, zeros before its start."""
         conv = self.short_conv
         shapes = {"window": (self.d_conv - 1, self.weight.shape[0])}
-        return Fixed.empty(batch_size, shapes, dtype=conv.compute_dtype, device=conv.device)
+        return ConvWindow.empty(batch_size, shapes, dtype=conv.compute_dtype, device=conv.device)
 
     def forward(
-        self, x: Tensor, segments: Segments | None, state: Fixed | None, *, offset: Tensor | None = None
-    ) -> tuple[Tensor, Fixed | None]:
+        self, x: Tensor, segments: Segments | None, state: ConvWindow | None, *, offset: Tensor | None = None
+    ) -> tuple[Tensor, ConvWindow | None]:
         """x (b t c) to y (b t c), and the state after it (None without one). ``offset`` (c) is added to every input, to the
         zeros before a document's start too."""
         window = None if state is None else state["window"].to(x.dtype)
@@ -142,12 +142,12 @@ class TokenShift(nn.Module):
         self.short_conv = ctx.bind_kernel("short_conv", kernel, sizes={"channels": ctx.d_model, "width": 2})
         self.width = ctx.d_model
 
-    def init_state(self, batch_size: int) -> Fixed:
+    def init_state(self, batch_size: int) -> ConvWindow:
         """No token yet."""
         conv = self.short_conv
-        return Fixed.empty(batch_size, {"last": (1, self.width)}, dtype=conv.compute_dtype, device=conv.device)
+        return ConvWindow.empty(batch_size, {"last": (1, self.width)}, dtype=conv.compute_dtype, device=conv.device)
 
-    def forward(self, x: Tensor, segments: Segments | None, state: Fixed | None) -> tuple[Tensor, Fixed | None]:
+    def forward(self, x: Tensor, segments: Segments | None, state: ConvWindow | None) -> tuple[Tensor, ConvWindow | None]:
         """x (b t d) to y (b t d), zero at pads, and the state after it (None without one)."""
         taps = torch.stack([x.new_ones(self.width), x.new_zeros(self.width)], dim=-1)
         last = None if state is None else state["last"].to(x.dtype)

@@ -10,6 +10,7 @@ from hybridtf.ops import (
     attention,
     block_sparse_attention,
     dplr,
+    flop_formulas,  # noqa: F401 - registers them
     gated_delta_rule,
     gather_attention,
     gla,

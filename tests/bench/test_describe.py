@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from hybridtf.bench import Subject, measure_model, state_size
-from hybridtf.bench.describe import parameter_counts, stacks_of
+from hybridtf.bench import Subject, measure_model
+from hybridtf.bench.describe import stacks_of
 from hybridtf.core import BuildContext, Growing, Ring, leaves, state_bytes
+from hybridtf.cost import parameter_counts, state_size
 from hybridtf.models import LanguageModelConfig
 from hybridtf.recipe import Recipe
 from tests.bench.bench_cases import BLOCKS, Line, Table, subject
@@ -29,7 +30,7 @@ def test_shared_blocks_count_once():
     one = Subject.from_recipe(Recipe(model=config), "shared")
     assert parameter_counts(one.build()) == parameter_counts(subject("a").build())
     # But every visit has a state of its own.
-    assert state_size(one.build(), 10)["growing"] == 3 * state_size(subject("a").build(), 10)["growing"]
+    assert state_size(one.build(), 10)["kv"] == 3 * state_size(subject("a").build(), 10)["kv"]
 
 
 def test_experts_that_a_token_does_not_choose_are_not_active():
@@ -89,19 +90,19 @@ def test_state_sizes_equal_states_that_hold_tokens(length):
     size = state_size(model, length)
     assert size["allocated"] == state_bytes(roomy) == state_bytes(grown)
     assert size["used"] == state_bytes(roomy, used=True)
-    assert size["growing"] == sum(x.nbytes() for x in leaves(roomy) if isinstance(x, Growing))
+    assert size["kv"] == sum(x.nbytes() for x in leaves(roomy) if isinstance(x, Growing))
     assert size["ring"] == sum(x.nbytes() for x in leaves(roomy) if isinstance(x, Ring))
     assert size["allocated"] == size["per_token"] * length + size["constant"]
     # Two kv heads of 4 channels, keys and values, float32.
     assert size["per_token"] == 2 * 2 * 4 * 4
-    assert size["constant"] == size["ring"] + size["fixed"]
+    assert size["constant"] == size["ring"] + size["recurrent"] + size["conv"]
 
 
 def test_no_tokens_no_growth():
     model = subject("a w m").build()
     size = state_size(model, 0)
-    assert size["growing"] == 0
-    assert size["used"] == size["fixed"]
+    assert size["kv"] == 0
+    assert size["used"] == size["recurrent"] + size["conv"]
 
 
 def test_a_foreign_state_of_plain_tensors():

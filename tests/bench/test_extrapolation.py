@@ -7,11 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hybridtf.bench import Subject, measure_extrapolation, state_size
+from hybridtf.bench import Subject, measure_extrapolation
 from hybridtf.bench.extrapolation import by_multiple, by_position, choose_documents
-from hybridtf.bench.live_bytes import LiveBytes
 from hybridtf.bench.scoring import Carried, score_carried
 from hybridtf.core import ConfigError, DataError
+from hybridtf.cost import state_size
+from hybridtf.cost.live_bytes import LiveBytes
 from hybridtf.models import LanguageModelConfig
 from hybridtf.recipe import Recipe
 from tests.bench.bench_cases import TASK, Table, subject

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from hybridtf.bench import Subject, count_bytes, measure_memory, predict_bytes
-from hybridtf.bench.live_bytes import LiveBytes, WithoutMemory, storage_bytes
-from hybridtf.bench.longest import longest_length
-from hybridtf.bench.memory import longest_that_fits, on_gpu, predictor
+from hybridtf.bench import Subject, count_bytes, measure_memory
+from hybridtf.bench.memory import longest_that_fits, on_gpu
 from hybridtf.core import ConfigError, param_specs
+from hybridtf.cost import Predictor, predict_bytes
+from hybridtf.cost.live_bytes import LiveBytes, WithoutMemory, storage_bytes
+from hybridtf.cost.longest import longest_length
 from tests.bench.bench_cases import TRAIN, Line, Table, recipe, subject
 
 
@@ -66,9 +67,9 @@ def test_a_model_that_is_counted_by_hand():
 @pytest.mark.parametrize("pattern", ["a w", "m a"])
 def test_predictions_equal_counts_byte_for_byte(phase, pattern):
     one = subject(pattern)
-    predict = predictor(one, phase, 2)
+    predictor = Predictor(one, phase)
     for length in (1, 37):
-        assert predict(length) == count_bytes(one, phase, 2, length)
+        assert predictor.at(length, 2) == count_bytes(one, phase, 2, length)
 
 
 def test_the_optimizer_of_the_recipe_is_counted():
@@ -134,8 +135,8 @@ def test_the_record_says_how_and_how_far():
     assert set(found["how"]) == {"weights", "gradients", "optimizer", "activations", "state", "peak"}
     longest = found["longest"]
     assert (longest["limit_bytes"], longest["phase"], longest["at_least"]) == (1 << 20, "decode", False)
-    predict = predictor(one, "decode", 2)
-    assert predict(longest["length"]).peak <= 1 << 20 < predict(int(longest["length"] * 1.01) + 1).peak
+    predictor = Predictor(one, "decode")
+    assert predictor.at(longest["length"], 2).peak <= 1 << 20 < predictor.at(int(longest["length"] * 1.01) + 1, 2).peak
 
 
 def test_a_model_that_reads_values_back_is_measured_but_not_predicted():

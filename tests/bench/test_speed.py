@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from hybridtf.bench import Subject, count_flops, machine_floor, measure_speed
-from hybridtf.bench.phases import DECODE_TOKENS, Step, make_step
+from hybridtf.bench import Subject, machine_floor, measure_speed
 from hybridtf.bench.speed import ratio_fields, speed_fields
 from hybridtf.bench.timing import quartiles, time_steps
 from hybridtf.core import ConfigError
+from hybridtf.cost import count_flops
+from hybridtf.cost.phases import DECODE_TOKENS, Step, make_step
 from tests.bench.bench_cases import Line, Table, subject
 
 

@@ -10,10 +10,10 @@ import torch._dynamo
 import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounter
 
-from hybridtf.bench.flops import count_flops
 from hybridtf.channel_mixers import GLUConfig, MoEConfig
 from hybridtf.channel_mixers.moe.routing import RouterOptions, route
 from hybridtf.core import BuildContext, ConfigError, Segments, active, param_specs
+from hybridtf.cost import count_flops
 from hybridtf.nn import activation
 
 D = 8

@@ -30,8 +30,9 @@ def test_show_counts_what_the_recipe_builds(recipe: str) -> None:
     assert found["stacks"][0]["layers"] == ["m", "a", "m", "a"]
     kv = 2 * 2 * 4 * 4 * 2  # two layers; keys and values of two heads of width four, in float32
     assert found["state_bytes"]["100"]["per_token"] == kv
-    assert found["state_bytes"]["100"]["growing"] == 100 * kv
-    assert found["state_bytes"]["100"]["total"] == 100 * kv + found["state_bytes"]["100"]["fixed"]
+    assert found["state_bytes"]["100"]["kv"] == 100 * kv
+    size = found["state_bytes"]["100"]
+    assert size["allocated"] == 100 * kv + size["recurrent"] + size["conv"]
 
 
 def test_show_draws_the_stack(recipe: str) -> None:

@@ -13,7 +13,7 @@ make a new one, and either way the old leaf is dead. ``debug_states()`` makes a 
 in-place forms of a call and of a change of rows, for states whose addresses must stay.
 """
 
-from hybridtf.core.states.fixed import Fixed
+from hybridtf.core.states.fixed import ConvWindow, Fixed
 from hybridtf.core.states.growing import Growing
 from hybridtf.core.states.leaf import StateLeaf, debug_states
 from hybridtf.core.states.ring import Ring
@@ -34,7 +34,8 @@ from hybridtf.core.states.whole import (
 )
 
 __all__ = [
-    "Fixed", "Growing", "OwnClock", "Ring", "State", "StateLeaf", "concat_rows", "crop", "debug_states", "declare", "detach",
+    "ConvWindow", "Fixed", "Growing", "OwnClock", "Ring", "State", "StateLeaf", "concat_rows",
+    "crop", "debug_states", "declare", "detach",
     "leaves", "map_state", "overwrite", "own_memory", "reorder", "restore", "snapshot", "state_bytes", "state_lengths",
     "with_room", "write_rows",
 ]

@@ -33,7 +33,7 @@ class Fixed(StateLeaf):
     def empty(
         cls, batch_size: int, shapes: Mapping[str, tuple[int, ...]], *, max_len: int | None = None, dtype: torch.dtype,
         device: torch.device | str,
-    ) -> Fixed:
+    ) -> Self:
         """No tokens yet, all zero. ``shapes``: the shape of one row's tensor, by name."""
         data = {k: torch.zeros(batch_size, *shape, dtype=dtype, device=device) for k, shape in shapes.items()}
         return cls(data, torch.zeros(batch_size, dtype=torch.int64, device=device), max_len=max_len)
@@ -56,13 +56,13 @@ class Fixed(StateLeaf):
     def advance(
         self, data: Mapping[str, Tensor], segments: Segments | None, n_tokens: int, *,
         past: Mapping[str, Tensor] | None = None, past_length: Tensor | None = None,
-    ) -> Fixed:
+    ) -> Self:
         """The leaf after a call of ``n_tokens`` columns that left ``data``; consumes this one.
 
         ``past`` and ``past_length``: snapshots, from an op that returns its states token by token; see the class.
         """
         length = advanced_length(self.length, segments, n_tokens)
-        new = Fixed(data, length, past, past_length, constant=self.constant, max_len=self.max_len)
+        new = type(self)(data, length, past, past_length, constant=self.constant, max_len=self.max_len)
         self._die(*data.values(), *self.constant.values())
         return new
 
@@ -120,3 +120,7 @@ class Fixed(StateLeaf):
         new = type(self)(data, self.length - n, self.past, kept, constant=self.constant, max_len=self.max_len)
         self._die(*data.values(), *self.past.values(), *self.constant.values())
         return new
+
+
+class ConvWindow(Fixed):
+    """The last inputs of a short convolution. A class of its own so that its bytes are told apart from a recurrence's."""

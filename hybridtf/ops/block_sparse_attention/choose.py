@@ -5,8 +5,12 @@ Axes: b batch, t queries, h query heads, g key heads, j blocks, k key dim, n cho
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.ops.attention.mask import accumulate_dtype, no_autocast
@@ -51,6 +55,13 @@ def _choose_op(q: Tensor, pooled: Tensor, first: Tensor, count: Tensor, n: int) 
 def _(q: Tensor, pooled: Tensor, first: Tensor, count: Tensor, n: int) -> Tensor:
     b, t, h, _ = q.shape
     return q.new_empty(b, t, h, n, dtype=torch.int64)
+
+
+@register_flop_formula(torch.ops.hybridtf.choose_blocks)
+def _flops(q: Sequence[int], pooled: Sequence[int], *rest: Any, **more: Any) -> int:
+    """Of every query with the key of every block. Arguments as shapes."""
+    b, t, h, width = q
+    return 2 * b * t * h * pooled[1] * width
 
 
 def _best(q: Tensor, keys: Tensor, first: Tensor, count: Tensor, n: int) -> Tensor:

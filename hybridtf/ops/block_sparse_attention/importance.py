@@ -6,8 +6,12 @@ dim, n choices.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.ops.attention.mask import accumulate_dtype, no_autocast
@@ -63,6 +67,13 @@ def _(
     q: Tensor, compressed: Tensor, first: Tensor, count: Tensor, own: Tensor, n: int, ratio: int, spread: int, scale: float
 ) -> Tensor:
     return q.new_empty(*q.shape[:2], compressed.shape[2], n, dtype=torch.int64)
+
+
+@register_flop_formula(torch.ops.hybridtf.important_blocks)
+def _flops(q: Sequence[int], compressed: Sequence[int], *rest: Any, **more: Any) -> int:
+    """Of every query with the key of every block. Arguments as shapes."""
+    b, t, h, width = q
+    return 2 * b * t * h * compressed[1] * width
 
 
 def _weights(q: Tensor, keys: Tensor, first: Tensor, count: Tensor, scale: float) -> Tensor:

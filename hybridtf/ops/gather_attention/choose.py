@@ -5,8 +5,12 @@ Axes: b batch, t queries, s slots of keys, h heads of the indexer, k their width
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from hybridtf.ops.attention.mask import accumulate_dtype, no_autocast
 from hybridtf.ops.block_sparse_attention import Places
@@ -55,6 +59,13 @@ def _choose_op(
 @_choose_op.register_fake
 def _(q: Tensor, weights: Tensor, k: Tensor, position: Tensor, first: Tensor, start: Tensor, count: Tensor, n: int) -> Tensor:
     return q.new_empty(*q.shape[:2], n, dtype=torch.int64)
+
+
+@register_flop_formula(torch.ops.hybridtf.choose_tokens)
+def _flops(q: Sequence[int], weights: Sequence[int], k: Sequence[int], *rest: Any, **more: Any) -> int:
+    """Of every query with every key in each head, and the sum over heads. Arguments as shapes."""
+    b, t, h, width = q
+    return 2 * b * t * h * k[1] * (width + 1)
 
 
 def _scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The three phases that are measured, as steps which can be run again and again.
+"""The three phases that are planned and measured, as steps which can be run again and again.
 
 ``train``    loss, backward and a step of the subject's optimizer (AdamW if it names none) on random ids, each row one
              document without padding
@@ -14,14 +14,14 @@ import contextlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from hybridtf.bench.subject import Subject, call, copy_state, device_of, has_state, mean_loss, need_state
 from hybridtf.core import ConfigError, Fixed, Growing, Ring, State, StateLeaf, known_names
+from hybridtf.cost.calls import call, copy_state, device_of, has_state, mean_loss, need_state
 
 Phase: TypeAlias = Literal["train", "prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("train", "prefill", "decode")
@@ -31,6 +31,26 @@ DECODE_TOKENS = 16
 
 PREFILL_CHUNK = 2048
 """Columns a call when a prompt is read only to decode after it."""
+
+
+class Planned(Protocol):
+    """A model that can be built: all that a count needs to know of it. ``hybridtf.bench.Subject`` is one."""
+
+    @property
+    def build(self) -> Callable[[], nn.Module]:
+        """A fresh model at each call."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are drawn below it."""
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """The dtype computed in, by autocast; None: that of the parameters."""
+
+    @property
+    def optimizer(self) -> Callable[[nn.Module], torch.optim.Optimizer] | None:
+        """The optimizer of training steps; None: AdamW."""
 
 
 class Step(ABC):
@@ -182,7 +202,7 @@ class LastDecodeStep(Step):
             self.state = last_scores(self.model, self.ids[:, -1:], self.state)[1]
 
 
-def make_step(phase: str, subject: Subject, model: nn.Module, batch_size: int, length: int) -> Step:
+def make_step(phase: str, subject: Planned, model: nn.Module, batch_size: int, length: int) -> Step:
     """The step of ``phase`` for a model of ``subject``. Raises :class:`ConfigError` for an unknown phase, or no
     work."""
     if phase not in PHASES:
@@ -217,12 +237,14 @@ def aged_state(state: State, length: int) -> State:
 def _aged(leaf: Any, length: int) -> Any:
     if not isinstance(leaf, StateLeaf):
         return leaf
-    now = torch.full_like(leaf.length, length)
+    # Real even where the leaf has no memory: what a count is asked for.
+    now = torch.full(leaf.length.shape, length, device="cpu" if leaf.length.is_meta else leaf.length.device)
     if isinstance(leaf, Growing):
-        return Growing(leaf.data, now, static=leaf.static, max_len=leaf.max_len)
+        count = torch.full_like(now, leaf.capacity) if leaf.sparse else None
+        return Growing(leaf.data, now, static=leaf.static, count=count, max_len=leaf.max_len)
     if isinstance(leaf, Ring):
         oldest = (now - leaf.capacity).clamp(min=0)
         return Ring(leaf.data, now, window=leaf.window, oldest=oldest, max_len=leaf.max_len)
     if isinstance(leaf, Fixed):
-        return Fixed(leaf.data, now, max_len=leaf.max_len)
+        return type(leaf)(leaf.data, now, max_len=leaf.max_len)
     raise ConfigError(f"a state leaf of the class {type(leaf).__name__} is none that hybridtf knows")

@@ -114,10 +114,11 @@ class WithoutMemory:
             for held in (module._parameters, module._buffers):
                 for name, tensor in held.items():
                     if tensor is not None and tensor.is_floating_point() and not isinstance(tensor, FakeTensor):
-                        held[name] = known.setdefault(id(tensor), self._shape_of(tensor))  # type: ignore[assignment]
+                        held[name] = known.setdefault(id(tensor), self.shape_of(tensor))  # type: ignore[assignment]
         return model
 
-    def _shape_of(self, tensor: Tensor) -> Tensor:
+    def shape_of(self, tensor: Tensor) -> Tensor:
+        """``tensor`` without its memory; a parameter stays one."""
         with self._mode.fake:
             shape = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
         return nn.Parameter(shape, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shape
