@@ -24,7 +24,7 @@ def check_call(owner: object, x: Tensor, segments: Segments | None, state: State
             f"{type(owner).__name__}: segments are of shape {tuple(segments.ids.shape)}, the input of {tuple(x.shape)}: "
             f"segments must be ({b}, {t}), an id for each token"
         )
-    if state is not None and (rows := state_rows(state)) is not None and rows != x.shape[0]:
+    if state is not None and (rows := state_rows(state)) is not None and rows != x.size(0):
         raise RowsError(
             f"{type(owner).__name__}: the state has {rows} rows, the input {x.shape[0]}: "
             f"the state must be one that init_state({x.shape[0]}) or a call of as many rows gave"

@@ -72,7 +72,7 @@ class StateLeaf(ABC):
 
     @property
     def batch_size(self) -> int:
-        return self.length.shape[0]
+        return self._length.size(0)
 
     def shared_length(self) -> int | None:
         """The length of all rows where it is one and may be asked for (a host read: never while compiling)."""
@@ -186,10 +186,10 @@ def per_row(n: Tensor | int, length: Tensor) -> Tensor:
 
 def check_rows(length: Tensor, given: Mapping[str, Tensor]) -> None:
     """Raise :class:`RowsError` where a tensor ``given`` to a leaf of ``length`` (b) has other rows: one would be broadcast."""
-    b = length.shape[0]
+    b = length.size(0)
     for name, value in given.items():
-        if value.shape[0] != b:
-            raise RowsError(f"this state has {b} rows; it was given {value.shape[0]} of {name!r}, and must be given {b}")
+        if value.size(0) != b:
+            raise RowsError(f"this state has {b} rows; it was given {value.size(0)} of {name!r}, and must be given {b}")
 
 
 def advanced_length(length: Tensor, segments: Segments | None, n_tokens: int) -> Tensor:
