@@ -30,6 +30,7 @@ from hybridtf.core import (
     NormConfig,
     Segments,
     State,
+    check_call,
 )
 
 
@@ -115,6 +116,7 @@ class Remember(EdgeBlock):
         self, x: Tensor, edges: Edges, *, segments: Segments | None = None, state: State | None = None,
         context: Context | None = None, keep: int = 0,
     ) -> BlockOutput:
+        check_call(self, x, segments, state)
         return BlockOutput(x, {**edges, self.edge: self.normed(x)}, {}, state)
 
 
@@ -129,6 +131,7 @@ class Inject(EdgeBlock):
         self, x: Tensor, edges: Edges, *, segments: Segments | None = None, state: State | None = None,
         context: Context | None = None, keep: int = 0,
     ) -> BlockOutput:
+        check_call(self, x, segments, state)
         kept = edges[self.edge]
         if kept.shape != x.shape:
             raise ConfigError(f"{self.where}: the edge {self.edge!r} is {tuple(kept.shape)}, the stream {tuple(x.shape)}")

@@ -27,6 +27,7 @@ from hybridtf.core import (
     Segments,
     SequenceMixer,
     State,
+    check_call,
     init,
 )
 from hybridtf.core.config import plugin_of
@@ -116,6 +117,7 @@ class Wiring(Block):
         context: Context | None = None, keep: int = 0,
     ) -> BlockOutput:
         """See :class:`Block`."""
+        check_call(self, x, segments, state)
         seen = BranchResult(edges)
         x = self.wired(x, seen, {"segments": segments, "state": state, "context": context, "keep": keep})
         return BlockOutput(x, seen.edges, seen.losses, None if state is None else seen.state)

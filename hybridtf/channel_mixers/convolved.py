@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import Field
 from torch import Tensor
 
-from hybridtf.core import BuildContext, ChannelMixer, ChannelMixerConfig, Component, Segments, State, active
+from hybridtf.core import BuildContext, ChannelMixer, ChannelMixerConfig, Component, Segments, State, active, check_call
 from hybridtf.nn import ResidualConv
 
 
@@ -59,6 +59,7 @@ class Convolved(ChannelMixer):
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, keep: int = 0, **edges: Any
     ) -> tuple[Any, ...]:
         """x (b t d) to y (b t d), the state after it, and what else the channel mixer returns."""
+        check_call(self, x, segments, state)
         inner, window = (None, None) if state is None else (state["channel_mixer"], state["out_conv"])
         z, inner, *extras = self.channel_mixer(x, segments=segments, state=inner, keep=keep, **edges)
         y, window = self.out_conv.remembered(z, segments, window, keep)

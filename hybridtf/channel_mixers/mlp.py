@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field
 from torch import Tensor, nn
 
-from hybridtf.core import BuildContext, ChannelMixer, ChannelMixerConfig, ParamSpec, Preset, Segments, State
+from hybridtf.core import BuildContext, ChannelMixer, ChannelMixerConfig, ParamSpec, Preset, Segments, State, check_call
 from hybridtf.core.init import fan_in
 from hybridtf.nn import Activation, activation
 
@@ -43,6 +43,7 @@ class MLP(ChannelMixer):
     def forward(
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, keep: int = 0
     ) -> tuple[Tensor, State | None]:
+        check_call(self, x, segments, state)
         return self.down_proj(self.act(self.up_proj(x))), state
 
 

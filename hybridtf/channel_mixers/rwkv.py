@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from hybridtf.core import BuildContext, ChannelMixer, ChannelMixerConfig, ParamSpec, Segments, State, with_history
+from hybridtf.core import BuildContext, ChannelMixer, ChannelMixerConfig, ParamSpec, Segments, State, check_call, with_history
 from hybridtf.core.init import fan_in
 from hybridtf.nn import TokenShift, channel_ramp, layer_depth
 
@@ -97,6 +97,7 @@ class RWKVChannel(ChannelMixer):
     def forward(
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, keep: int = 0
     ) -> tuple[Tensor, State | None]:
+        check_call(self, x, segments, state)
         y, after = with_history(self._mix, x, segments, state, keep, self.init_state)
         return y, after
 

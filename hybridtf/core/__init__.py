@@ -1,6 +1,7 @@
 """The contracts: all that a plugin author needs."""
 
 from hybridtf.core import init
+from hybridtf.core.calls import check_call, state_rows
 from hybridtf.core.choice import OneOf
 from hybridtf.core.combinator import Combinator, Gathered
 from hybridtf.core.config import BuildContext, Component, ComponentConfig, ConfigTable, component_schema
@@ -42,6 +43,7 @@ from hybridtf.core.errors import (
     NonFiniteError,
     PluginError,
     RecipeError,
+    RowsError,
     StateError,
     UnknownNameError,
     known_names,
@@ -49,26 +51,9 @@ from hybridtf.core.errors import (
 )
 from hybridtf.core.history import with_history
 from hybridtf.core.init import NO_DECAY, Init, ParamSpec, Role, init_parameters, param_specs
-from hybridtf.core.kernels import (
-    DTYPES,
-    PHASES,
-    Kernel,
-    KernelRequest,
-    KernelSet,
-    OpKernel,
-    Phase,
-    always,
-    kernels_used,
-)
+from hybridtf.core.kernels import DTYPES, PHASES, Kernel, KernelRequest, KernelSet, OpKernel, Phase, always, kernels_used
 from hybridtf.core.op_cases import OpCase, OpInputs, randn
-from hybridtf.core.positions import (
-    BiasPosition,
-    InputPosition,
-    Position,
-    PositionConfig,
-    QueryKeyPosition,
-    Site,
-)
+from hybridtf.core.positions import BiasPosition, InputPosition, Position, PositionConfig, QueryKeyPosition, Site
 from hybridtf.core.recurrent_mixer import RecurrentMixer
 from hybridtf.core.registry import KINDS, Preset, Registries, Registry, active, singular, using
 from hybridtf.core.segments import Segments
@@ -99,17 +84,17 @@ from hybridtf.core.states import (
 )
 
 __all__ = [
-    "DTYPES", "KINDS", "LAWS", "NO_DECAY", "PHASES", "AdaptersConfig", "BiasPosition", "Block", "BlockConfig", "BlockOutput",
-    "BuildContext", "ChannelMixer", "ChannelMixerConfig", "CheckpointError", "Combinator", "Component", "ComponentConfig",
-    "ConfigError", "ConfigTable", "Context", "ConvWindow",
-    "DataError", "EdgeSpec", "Edges", "Extras", "Fixed", "Gathered", "Growing", "Head",
-    "HeadConfig", "HybridTFError", "Init", "InputPosition", "Kernel", "KernelError", "KernelRequest", "KernelSet", "Law",
-    "LengthError", "Losses", "ModelConfig", "NonFiniteError", "Norm", "NormConfig", "OneOf", "OpCase", "OpInputs", "OpKernel",
-    "OwnClock", "ParamSpec", "Phase", "PluginError", "Position", "PositionConfig", "Preset", "ProjectionPaths",
-    "QueryKeyPosition", "RecipeError", "RecurrentMixer", "Registries", "Registry", "Ring", "Role", "Segments", "SequenceMixer",
-    "SequenceMixerConfig", "Site", "Stack", "State", "StateError", "StateLeaf", "Stem", "StemConfig", "TaskConfig",
-    "UnknownNameError", "active", "always", "component_schema", "concat_rows", "crop", "debug_states", "declare", "detach",
-    "init", "init_parameters", "kernels_used", "known_names", "leaves", "map_state", "nearest", "overwrite", "own_memory",
-    "param_specs", "randn", "raw_weight", "reorder", "restore", "singular", "snapshot", "state_bytes", "state_lengths", "using",
+    "DTYPES", "KINDS", "LAWS", "NO_DECAY", "PHASES", "AdaptersConfig", "BiasPosition", "Block", "BlockConfig",
+    "BlockOutput", "BuildContext", "ChannelMixer", "ChannelMixerConfig", "CheckpointError", "Combinator", "Component",
+    "ComponentConfig", "ConfigError", "ConfigTable", "Context", "ConvWindow", "DataError", "EdgeSpec", "Edges", "Extras",
+    "Fixed", "Gathered", "Growing", "Head", "HeadConfig", "HybridTFError", "Init", "InputPosition", "Kernel",
+    "KernelError", "KernelRequest", "KernelSet", "Law", "LengthError", "Losses", "ModelConfig", "NonFiniteError", "Norm",
+    "NormConfig", "OneOf", "OpCase", "OpInputs", "OpKernel", "OwnClock", "ParamSpec", "Phase", "PluginError", "Position",
+    "PositionConfig", "Preset", "ProjectionPaths", "QueryKeyPosition", "RecipeError", "RecurrentMixer", "Registries",
+    "Registry", "Ring", "Role", "RowsError", "Segments", "SequenceMixer", "SequenceMixerConfig", "Site", "Stack", "State",
+    "StateError", "StateLeaf", "Stem", "StemConfig", "TaskConfig", "UnknownNameError", "active", "always", "check_call",
+    "component_schema", "concat_rows", "crop", "debug_states", "declare", "detach", "init", "init_parameters",
+    "kernels_used", "known_names", "leaves", "map_state", "nearest", "overwrite", "own_memory", "param_specs", "randn",
+    "raw_weight", "reorder", "restore", "singular", "snapshot", "state_bytes", "state_lengths", "state_rows", "using",
     "with_history", "with_room", "write_rows",
 ]

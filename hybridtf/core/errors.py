@@ -73,6 +73,10 @@ class StateError(HybridTFError):
     """A state that was used after it was consumed, cropped too far, or does not belong to this call."""
 
 
+class RowsError(StateError, ConfigError):
+    """A state of other rows than the call that it was given to, or than what is put into it."""
+
+
 class LengthError(HybridTFError, ValueError):
     """More tokens than a component can place (a learned position table, a full state buffer)."""
 

@@ -36,10 +36,12 @@ def with_history(
     one call. ``keep`` is small (a draft to verify), hence the loop; an op that returns its states token by token hands
     them to :meth:`Fixed.advance` instead.
     """
+    if state is None or keep == 0:  # before the walk below, which a decoded token would feel
+        return step(x, segments, state)
     first: Tensor = pytree.tree_leaves(x)[0]
     b, t = first.shape[:2]
     keep = min(keep, t)
-    if state is None or keep == 0:
+    if keep == 0:
         return step(x, segments, state)
     order = None
     if segments is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from hybridtf.core.calls import check_call
 from hybridtf.core.contracts import Context, Edges, SequenceMixer
 from hybridtf.core.history import with_history
 from hybridtf.core.segments import Segments
@@ -34,6 +35,7 @@ class RecurrentMixer(SequenceMixer):
         keep: int = 0, edges: Edges | None = None,
     ) -> tuple[Any, ...]:
         """See :class:`SequenceMixer`."""
+        check_call(self, x, segments, state)
         if not self.reads:
             return with_history(self.mix, x, segments, state, keep, self.init_state)
 

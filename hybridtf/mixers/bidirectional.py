@@ -31,6 +31,7 @@ from hybridtf.core import (
     State,
     StateError,
     active,
+    check_call,
     leaves,
 )
 from hybridtf.core.init import fan_in
@@ -100,6 +101,7 @@ class Bidirectional(Combinator):
         keep: int = 0,
     ) -> tuple[Any, ...]:
         """See :class:`SequenceMixer`. Raises :class:`StateError` for a state that holds anything."""
+        check_call(self, x, segments, None)
         if leaves(state):
             raise StateError("'bidirectional' has no state: give it whole documents")
         seen = Gathered(None)

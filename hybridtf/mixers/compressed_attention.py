@@ -46,6 +46,7 @@ from hybridtf.core import (
     SequenceMixer,
     SequenceMixerConfig,
     State,
+    check_call,
     init,
 )
 from hybridtf.core.init import fan_in
@@ -264,6 +265,7 @@ class CompressedAttention(SequenceMixer):
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, context: Context | None = None,
         keep: int = 0,
     ) -> tuple[Any, ...]:
+        check_call(self, x, segments, state)
         leaves: dict[str, Any] = state if isinstance(state, dict) else {}
         leaf: Ring | None = leaves.get("window")
         if segments is not None:

@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hybridtf.core import BuildContext, Context, Fixed, Segments, State, StateError
+from hybridtf.core import BuildContext, ConfigError, Context, Fixed, Segments, State, StateError, check_call
 from hybridtf.nn import HeadCountsConfig, HeadProjections
 from hybridtf.ops.attention import AttentionMask
 
@@ -67,6 +67,12 @@ class CrossAttention(HeadProjections):
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, context: Context | None = None,
         keep: int = 0,
     ) -> tuple[Tensor, State | None]:
+        check_call(self, x, segments, state)
+        if context is not None:
+            check_call(context, context.x, context.segments, None)
+            if context.x.shape[0] != x.shape[0]:
+                rows = f"the context has {context.x.shape[0]} rows, the input {x.shape[0]}"
+                raise ConfigError(f"CrossAttention: {rows}: it must have as many")
         if segments is not None:
             x = x.masked_fill(~segments.real[..., None], 0)
         ids = None if segments is None else segments.ids

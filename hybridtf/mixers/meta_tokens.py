@@ -31,6 +31,7 @@ from hybridtf.core import (
     SequenceMixerConfig,
     State,
     active,
+    check_call,
     init,
     leaves,
     with_history,
@@ -86,6 +87,7 @@ class MetaTokens(Combinator):
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, context: Context | None = None,
         keep: int = 0,
     ) -> tuple[Any, ...]:
+        check_call(self, x, segments, state)
         inner = state["mixer"].state if state else None
         seen = Gathered(None)
         y = self._mixed(x, segments, inner, seen, {"context": context, "keep": keep})

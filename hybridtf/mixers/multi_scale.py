@@ -31,6 +31,7 @@ from hybridtf.core import (
     SequenceMixerConfig,
     State,
     active,
+    check_call,
     concat_rows,
     init,
     leaves,
@@ -100,6 +101,7 @@ class MultiScale(Combinator):
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, context: Context | None = None,
         keep: int = 0,
     ) -> tuple[Any, ...]:
+        check_call(self, x, segments, state)
         seen = Gathered(None)
         total = torch.zeros_like(x)
         for i, (name, s) in enumerate(zip(self.names, self.config.scales, strict=True)):

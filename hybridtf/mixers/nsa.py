@@ -23,7 +23,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from hybridtf.core import BuildContext, Context, Growing, ParamSpec, Ring, Segments, State, init
+from hybridtf.core import BuildContext, Context, Growing, ParamSpec, Ring, Segments, State, check_call, init
 from hybridtf.nn import (
     Ended,
     SparseMixer,
@@ -128,6 +128,7 @@ class NSA(SparseMixer):
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, context: Context | None = None,
         keep: int = 0,
     ) -> tuple[Tensor, State | None]:
+        check_call(self, x, segments, state)
         leaves: dict[str, Any] = state if isinstance(state, dict) else {}
         if segments is not None:
             x = x.masked_fill(~segments.real[..., None], 0)

@@ -26,6 +26,7 @@ from hybridtf.core import (
     SequenceMixerConfig,
     State,
     active,
+    check_call,
 )
 
 
@@ -78,6 +79,7 @@ class ParallelMixers(Combinator):
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, context: Context | None = None,
         keep: int = 0, edges: Edges | None = None,
     ) -> tuple[Any, ...]:
+        check_call(self, x, segments, state)
         seen, total = Gathered(edges), None
         for i, name in enumerate(self.names):
             given = x if self.config.in_scale is None else x * self.config.in_scale[i]

@@ -25,6 +25,7 @@ from hybridtf.core import (
     SequenceMixer,
     SequenceMixerConfig,
     State,
+    check_call,
     with_history,
 )
 from hybridtf.core.init import fan_in
@@ -117,6 +118,7 @@ class RGLRUMixer(SequenceMixer):
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, context: Context | None = None,
         keep: int = 0,
     ) -> tuple[Tensor, State | None]:
+        check_call(self, x, segments, state)
         h, state = self.rg_lru(self.in_proj(x), segments, state, keep)
         return self.out_proj(h), state
 
@@ -146,6 +148,7 @@ class GriffinRecurrent(SequenceMixer):
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, context: Context | None = None,
         keep: int = 0,
     ) -> tuple[Tensor, State | None]:
+        check_call(self, x, segments, state)
         gate, inner = self.activation(self.gate_proj(x)), self.in_proj(x)
         window, held = (None, None) if state is None else (state["conv"], state["rnn"])
         # Only the convolution walks through the last tokens to remember them; the recurrence gives all its states.

@@ -22,6 +22,7 @@ from hybridtf.core import (
     Losses,
     Segments,
     State,
+    check_call,
     known_names,
 )
 from hybridtf.models.merges import MergeTable, agreed_stream, build_merge
@@ -105,6 +106,7 @@ class Stack(nn.Module):
         self, x: Tensor, edges: Edges, *, segments: Segments | None = None, state: tuple[State, ...] | None = None,
         context: Context | None = None, keep: int = 0,
     ) -> BlockOutput:
+        check_call(self, x, segments, state)
         self._check(segments)
         losses: dict[str, tuple[Tensor, Tensor]] = {}
         states: list[State] = []

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from hybridtf.core import BuildContext, Head, HeadConfig, ParamSpec, Segments, State, init
+from hybridtf.core import BuildContext, Head, HeadConfig, ParamSpec, Segments, State, check_call, init
 from hybridtf.core.init import fan_in
 
 
@@ -51,6 +51,7 @@ class LMHead(Head):
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, keep: int = 0,
         tied: Tensor | None = None,
     ) -> tuple[Tensor, State | None]:
+        check_call(self, x, segments, state)
         if self.proj is not None:
             scores = self.proj(x)
         else:

@@ -21,13 +21,14 @@ from hybridtf.core import (
     HeadConfig,
     ModelConfig,
     NormConfig,
+    RowsError,
     Segments,
     State,
-    StateError,
     StemConfig,
     active,
     init_parameters,
     leaves,
+    state_rows,
 )
 from hybridtf.core import Stack as StackView
 from hybridtf.models.compose import add_losses, build_stack
@@ -183,9 +184,8 @@ class LanguageModel(nn.Module):
             raise DataError(f"segments are of shape {tuple(segments.ids.shape)}, the token ids {tuple(token_ids.shape)}")
         if segments is not None and self.unsegmented is not None:
             raise ConfigError(f"this model cannot tell documents or padding apart: {self.unsegmented}")
-        for leaf in leaves(state)[:1]:
-            if leaf.batch_size != token_ids.shape[0]:
-                raise StateError(f"the state has {leaf.batch_size} rows, the token ids {token_ids.shape[0]}")
+        if (rows := state_rows(state)) is not None and rows != token_ids.shape[0]:
+            raise RowsError(f"the state has {rows} rows, the token ids {token_ids.shape[0]}")
 
     def loss(self, inputs: Tensor, targets: Tensor, segments: Segments | None = None) -> Loss:
         """Cross-entropy of ``targets`` (b t; -100 is not scored) given ``inputs`` (b t), in float32 at least."""

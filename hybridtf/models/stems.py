@@ -20,6 +20,7 @@ from hybridtf.core import (
     State,
     Stem,
     StemConfig,
+    check_call,
 )
 from hybridtf.nn import NoPositionConfig
 
@@ -67,6 +68,7 @@ class TokenEmbedding(Stem):
         self, inputs: Tensor, *, segments: Segments | None = None, state: State | None = None, keep: int = 0
     ) -> tuple[Tensor, State | None, Extras]:
         """``inputs`` (b t) int64 to x (b t d); raises :class:`DataError` for an id outside the vocabulary."""
+        check_call(self, inputs, segments, state)
         self._check(inputs)
         embedded = self.embedding(inputs)
         x = embedded * self.scale if self.scale != 1.0 else embedded

@@ -31,6 +31,7 @@ from hybridtf.core import (
     SequenceMixer,
     State,
     StateError,
+    check_call,
 )
 from hybridtf.core.kernels import OpKernel
 from hybridtf.nn.positions import token_positions
@@ -122,6 +123,7 @@ class HeldAttention(SequenceMixer):
         """The call's tokens, zero at pads, and their positions (b t), once it is clear that the call may be made."""
         if not self.causal and state is not None:
             raise StateError("attention that looks both ways has no state: give it whole documents")
+        check_call(self, x, segments, state)
         if segments is not None:
             # Weights are 0 at pads, but 0 times what lies there must be 0 too.
             x = x.masked_fill(~segments.real[..., None], 0)

@@ -22,6 +22,7 @@ from hybridtf.core import (
     Segments,
     State,
     StateError,
+    check_call,
 )
 from hybridtf.nn.head_projections import HeadProjections
 from hybridtf.nn.heads_mixer import HeadsConfig
@@ -110,6 +111,7 @@ class SparseMixer(HeadProjections):
         self, x: Tensor, segments: Segments | None, leaf: Growing | Ring | None, keep: int
     ) -> tuple[Tensor, Held]:
         """Queries (b t h k) of x, and what they may look at."""
+        check_call(self, x, segments, leaf)
         if segments is not None:
             # Weights are 0 at pads, but 0 times what lies there must be 0 too.
             x = x.masked_fill(~segments.real[..., None], 0)

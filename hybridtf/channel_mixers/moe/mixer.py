@@ -27,6 +27,7 @@ from hybridtf.core import (
     Preset,
     Segments,
     State,
+    check_call,
     raw_weight,
 )
 from hybridtf.core.init import fan_in
@@ -106,6 +107,7 @@ class MoE(ChannelMixer):
     def forward(
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, keep: int = 0
     ) -> tuple[Tensor, State | None] | tuple[Tensor, State | None, Extras]:
+        check_call(self, x, segments, state)
         if segments is not None:
             x = x.masked_fill(~segments.real[..., None], 0)  # what pads hold reaches nothing
         tokens = x.flatten(0, 1)

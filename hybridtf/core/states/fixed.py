@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.core.states.leaf import StateLeaf, advanced_length, per_row, refuse
+from hybridtf.core.states.leaf import StateLeaf, advanced_length, check_rows, per_row, refuse
 
 
 class Fixed(StateLeaf):
@@ -61,6 +61,7 @@ class Fixed(StateLeaf):
 
         ``past`` and ``past_length``: snapshots, from an op that returns its states token by token; see the class.
         """
+        check_rows(self.length, data)
         length = advanced_length(self.length, segments, n_tokens)
         new = type(self)(data, length, past, past_length, constant=self.constant, max_len=self.max_len)
         self._die(*data.values(), *self.constant.values())

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hybridtf.core.errors import LengthError, StateError
 from hybridtf.core.segments import Segments
-from hybridtf.core.states.leaf import StateLeaf, advanced_length, gather_rows, like, per_row, refuse, resize
+from hybridtf.core.states.leaf import StateLeaf, advanced_length, check_rows, gather_rows, like, per_row, refuse, resize
 
 
 class Growing(StateLeaf):
@@ -123,6 +123,7 @@ class Growing(StateLeaf):
         ``where`` (b t, bool), for a sparse leaf: the tokens to hold.
         """
         self._check_names(new, where)
+        check_rows(self.length, new)
         t = next(iter(new.values())).shape[1]
         length = advanced_length(self.length, segments, t)
         start = self.count

@@ -14,7 +14,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from hybridtf.core.errors import StateError
+from hybridtf.core.errors import RowsError, StateError
 from hybridtf.core.segments import Segments
 
 _debug = os.environ.get("HYBRIDTF_DEBUG", "") not in ("", "0")
@@ -72,7 +72,7 @@ class StateLeaf(ABC):
 
     @property
     def batch_size(self) -> int:
-        return self.length.shape[0]
+        return self._length.size(0)
 
     def shared_length(self) -> int | None:
         """The length of all rows where it is one and may be asked for (a host read: never while compiling)."""
@@ -182,6 +182,14 @@ def per_row(n: Tensor | int, length: Tensor) -> Tensor:
     if bool((n < 0).any()):
         raise StateError("crop takes a number of tokens of at least 0")
     return n
+
+
+def check_rows(length: Tensor, given: Mapping[str, Tensor]) -> None:
+    """Raise :class:`RowsError` where a tensor ``given`` to a leaf of ``length`` (b) has other rows: one would be broadcast."""
+    b = length.size(0)
+    for name, value in given.items():
+        if value.size(0) != b:
+            raise RowsError(f"this state has {b} rows; it was given {value.size(0)} of {name!r}, and must be given {b}")
 
 
 def advanced_length(length: Tensor, segments: Segments | None, n_tokens: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hybridtf.core.errors import StateError
 from hybridtf.core.segments import Segments
-from hybridtf.core.states.leaf import StateLeaf, advanced_length, gather_rows, like, per_row, refuse, ring_positions
+from hybridtf.core.states.leaf import StateLeaf, advanced_length, check_rows, gather_rows, like, per_row, refuse, ring_positions
 
 
 class Ring(StateLeaf):
@@ -94,6 +94,7 @@ class Ring(StateLeaf):
         """Add the call's tokens (b t ...) of the row's last document and keep the last ``window + keep``; consumes."""
         if set(new) != set(self.data):
             raise StateError(f"this state holds {', '.join(sorted(self.data))}; it was given {', '.join(sorted(new))}")
+        check_rows(self.length, new)
         t = next(iter(new.values())).shape[1]
         length = advanced_length(self.length, segments, t)
         ring = self if self.capacity >= self.window + keep else self._widen(self.window + keep)

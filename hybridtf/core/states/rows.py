@@ -12,7 +12,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from hybridtf.core.errors import StateError
+from hybridtf.core.errors import RowsError, StateError
 from hybridtf.core.states.growing import Growing
 from hybridtf.core.states.leaf import StateLeaf
 from hybridtf.core.states.whole import OwnClock, State, is_leaf, leaves, map_state
@@ -33,11 +33,12 @@ def concat_rows(states: Sequence[State]) -> State:
 def write_rows(state: State, index: Tensor, rows: State) -> None:
     """Row i of ``rows`` into row ``index[i]`` (n) of ``state``, in place: every address stays. ``rows`` stays alive.
 
-    No row of either may need the graph. Raises :class:`StateError` where slots, shapes or dtypes differ.
+    No row of either may need the graph. Raises :class:`StateError` where slots, shapes or dtypes differ, or ``rows`` are not n.
     """
     for path, mine, theirs in _pairs(state, rows):
         for old, new in zip(mine, theirs, strict=True):
             _check_tensor(path, old[:1], new[:1])
+            _check_rows(path, index.shape[0], new)
             old.index_copy_(0, index.to(old.device), new)
 
 
@@ -45,12 +46,14 @@ def overwrite(state: State, new: State) -> None:
     """All of ``new``, which a call made from ``state``, into the memory of ``state``: the in-place form of a call.
 
     ``state`` is then the state after the call, with its old addresses. Tensors that the call wrote in place already are
-    left alone. It is traced as part of a compiled step. Raises :class:`StateError` where the call changed a shape or a dtype.
+    left alone. It is traced as part of a compiled step. Raises :class:`StateError` where the call changed a shape, rows too, or
+    a dtype.
     """
     for path, mine, theirs in _pairs(state, new):
         for old, value in zip(mine, theirs, strict=True):
             if old is not value:
                 _check_tensor(path, old, value)
+                _check_rows(path, old.shape[0], value)
                 old.copy_(value)
 
 
@@ -115,3 +118,8 @@ def _check_tensor(where: str, old: Tensor, new: Tensor) -> None:
     if old.shape[1:] != new.shape[1:] or old.dtype != new.dtype or old.ndim != new.ndim:
         was, now = (f"{str(t.dtype).removeprefix('torch.')} {list(t.shape[1:])} a row" for t in (old, new))
         raise StateError(f"{where}: {was} cannot take {now}")
+
+
+def _check_rows(where: str, b: int, new: Tensor) -> None:
+    if new.shape[0] != b:
+        raise RowsError(f"{where}: {b} rows cannot take {new.shape[0]}")
