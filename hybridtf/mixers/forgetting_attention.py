@@ -40,6 +40,7 @@ from hybridtf.nn import (
     TokenShift,
     accumulation_dtype,
     forget_sums,
+    idle_beside,
     told,
     wide_dtype,
 )
@@ -66,6 +67,9 @@ class ForgettingAttentionConfig(HeadsConfig):
     """Of that token's shift."""
     eps: float = Field(default=1e-6, gt=0)
     """Of the norms."""
+
+    _without_norm = idle_beside({"qk_norm": False, "output_norm": False}, "eps")
+    _without_shift = idle_beside({"kv_shift": False}, "conv_kernel")
 
     @classmethod
     def tiny(cls) -> Self:

@@ -35,6 +35,7 @@ from hybridtf.nn import (
     MemoryMixer,
     accumulation_dtype,
     head_width,
+    idle_beside,
     short_convs,
 )
 
@@ -57,6 +58,8 @@ class GLAConfig(GroupedHeadsConfig, MemoryConfig):
     output_gate: bool = True
     d_conv: int = Field(default=0, ge=0, examples=[4])
     """Taps of short convolutions (with silu) on queries, keys and values, a variant of the published code; 0: none."""
+
+    _without_convolution = idle_beside({"d_conv": 0}, "conv_kernel")
 
     @classmethod
     def tiny(cls) -> Self:

@@ -33,7 +33,16 @@ from hybridtf.core import (
     State,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import LowerBounds, MemoryConfig, MemoryMixer, RMSNorm, head_count, log_forget, short_convs
+from hybridtf.nn import (
+    LowerBounds,
+    MemoryConfig,
+    MemoryMixer,
+    RMSNorm,
+    head_count,
+    idle_beside,
+    log_forget,
+    short_convs,
+)
 
 
 class HGRN2Config(MemoryConfig):
@@ -48,6 +57,8 @@ class HGRN2Config(MemoryConfig):
     """Forget gates have a lower bound that rises with depth. False: 0 everywhere."""
     d_conv: int = Field(default=0, ge=0, examples=[4])
     """Taps of short convolutions on queries, gates and inputs, without an activation; 0: none."""
+
+    _without_convolution = idle_beside({"d_conv": 0}, "conv_kernel")
 
     @classmethod
     def tiny(cls) -> Self:

@@ -35,6 +35,7 @@ from hybridtf.nn import (
     ShortConv,
     accumulation_dtype,
     forget_sums,
+    idle_beside,
     l2_normalised,
     wide_dtype,
 )
@@ -57,6 +58,8 @@ class PathAttentionConfig(HeadCountsConfig):
     d_conv: int = Field(default=3, ge=0)
     """Taps of a short convolution with silu on w; 0: none."""
     conv_kernel: str = "auto"
+
+    _without_convolution = idle_beside({"d_conv": 0}, "conv_kernel")
 
     @classmethod
     def tiny(cls) -> Self:

@@ -49,6 +49,7 @@ from hybridtf.nn import (
     ResidualConv,
     RMSNorm,
     accumulation_dtype,
+    idle_beside,
     residual_conv,
 )
 
@@ -99,6 +100,9 @@ class RelativeAttentionConfig(HeadCountsConfig):
     """Of the norms."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """On the attention weights, in training."""
+
+    _without_clip = idle_beside({"qk_norm": "rms"}, "qk_clip")
+    _without_growth = idle_beside({"log_floor": None}, "log_alpha")
 
     @classmethod
     def tiny(cls) -> Self:
