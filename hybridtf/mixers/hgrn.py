@@ -22,7 +22,17 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from hybridtf.core import BuildContext, Edges, Extras, ParamSpec, RecurrentMixer, Segments, SequenceMixerConfig, State
+from hybridtf.core import (
+    BuildContext,
+    Edges,
+    EdgeSpec,
+    Extras,
+    ParamSpec,
+    RecurrentMixer,
+    Segments,
+    SequenceMixerConfig,
+    State,
+)
 from hybridtf.core.init import fan_in
 from hybridtf.nn import GatedRMSNorm, LowerBounds, Scan, ShortConvs, idle_beside, log_forget
 
@@ -77,6 +87,9 @@ class HGRN(RecurrentMixer):
 
     def param_specs(self) -> dict[str, ParamSpec]:
         return {"out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)}
+
+    def edge_specs(self) -> dict[str, EdgeSpec]:
+        return {} if self.bounds is None else self.bounds.edge_specs()
 
     def unread(self, edges: frozenset[str]) -> None:
         if self.bounds is not None:

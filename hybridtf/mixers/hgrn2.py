@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from hybridtf.core import (
     BuildContext,
     Edges,
+    EdgeSpec,
     Extras,
     Fixed,
     ParamSpec,
@@ -92,6 +93,9 @@ class HGRN2(MemoryMixer):
 
     def param_specs(self) -> dict[str, ParamSpec]:
         return {"out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)}
+
+    def edge_specs(self) -> dict[str, EdgeSpec]:
+        return {} if self.bounds is None else self.bounds.edge_specs()
 
     def unread(self, edges: frozenset[str]) -> None:
         if self.bounds is not None:
