@@ -3,7 +3,9 @@
     a_t = sigmoid(W_2 W_1 x_t + b)^(1 / gate_normaliser);   S_t = Diag(a_t) S_{t-1} + k_t v_t^T;   y_t = S_t^T q_t k^(-1/2)
     out = out_proj(norm(y) * silu(gate_proj(x)))
 
-The norm is over each head's channels, with one weight for all heads.
+The norm is over each head's channels, with one weight for all heads. ``decay_proj``, W_1 to ``decay_rank`` channels and
+then W_2 with b, starts as any projection, weights of variance 1 / fan-in and b at 0: at first a_t lies around
+(1/2)^(1 / gate_normaliser).
 
 Axes: b batch, t time, d d_model, h heads, g kv heads, k key width of a head, v value width of a head.
 

@@ -6,7 +6,13 @@
 With forget gates (PaTH-FoX) the score gains sum_{s < r <= t} log sigmoid(f_proj(x_r)), unscaled as in the paper; fla's code
 multiplies it by 1 / sqrt(k) too.
 
+``beta_proj`` and ``f_proj`` start as any projection, weights of variance 1 / d and bias 0: at first beta lies around 1, where
+H_t takes out all that lies along w_t, and a forget gate around 1/2.
+
 Axes: b batch, t time, s keys, d d_model, h heads, g kv heads, k head_dim.
+
+No outside layer was run (it needs a GPU): scores and softmax are held to fla's plain form, and what is around them is spelled
+out in the tests.
 """
 
 from __future__ import annotations
