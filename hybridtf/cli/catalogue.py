@@ -109,7 +109,10 @@ def _cannot(kind: str, config: type[ComponentConfig]) -> dict[str, str]:
 
 
 def _facts(found: Registries, name: str) -> dict[str, Any]:
-    """Where a mixer comes from, its ops, how its state grows and how its time does; of a preset, those with its options."""
+    """Where a mixer comes from, its ops, how its state grows and how its time does; of a preset, those with its options.
+
+    Of a combinator ops and time are None, and so is its state where it has one: they are those of what it holds.
+    """
     from hybridtf.core import SequenceMixerConfig
     from hybridtf.testing import ContractError, NotApplicableError, mixer_facts, preset_config
     from hybridtf.testing.run import PLUGIN_FAULTS
@@ -121,6 +124,8 @@ def _facts(found: Registries, name: str) -> dict[str, Any]:
         if isinstance(config, SequenceMixerConfig):
             known = mixer_facts(config)
             facts = {key: getattr(known, key) for key in facts} | {"ops": list(known.ops)}
+            if known.combinator:  # what was built here holds examples
+                facts |= {"ops": None, "time_exponent": None, "state": "none" if known.state == "none" else None}
     except (*PLUGIN_FAULTS, ContractError, NotApplicableError):
         pass  # `check` says what is wrong with a component that cannot be built
     return facts
@@ -213,13 +218,20 @@ def _component_table(kind: str, entries: dict[str, Any], verbose: bool) -> Any:
             needed = ", ".join(entry["requires"])
             what = f"{entry['preset_of']}{f' with {fixed}' if fixed else ''}{f'; needs {needed}' if needed else ''}"
         cannot = "; ".join(f"{law}: {reason}" for law, reason in entry["cannot"].items())
-        known = (entry["state"] or "", _power(entry["time_exponent"])) if facts else ()
+        known = _growth(entry) if facts else ()
         add_row(table, name, entry["plugin"], what, *known, *((cannot,) if notes else ()))
         if verbose and "preset_of" not in entry:
             for option, about in entry["options"].items():
                 value = "required" if about["required"] else f"= {_short(about['default'])}"
                 add_row(table, f"  {option}", "", f"{about['type']} {value}", *("",) * len(more))
     return table
+
+
+def _growth(entry: dict[str, Any]) -> tuple[str, str]:
+    """The cells ``state`` and ``time`` of a mixer."""
+    if entry["combinator"]:
+        return entry["state"] or "of what it holds", "of what it holds"
+    return entry["state"] or "", _power(entry["time_exponent"])
 
 
 def _power(exponent: float | None) -> str:

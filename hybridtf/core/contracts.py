@@ -266,7 +266,8 @@ class SequenceMixerConfig(ComponentConfig):
     source: ClassVar[str] = ""
     """Address of the paper or code that defines it."""
     time_exponent: ClassVar[float] = 1.0
-    """The time of a whole sequence grows with this power of its length: 1 for a recurrence, 2 for full attention."""
+    """The time of a whole sequence grows with this power of its length: 1 for a recurrence, 2 for full attention. Of a
+    combinator nobody reads it: its time is that of what it holds."""
     combinator: ClassVar[bool] = False
     """It mixes nothing by itself: it takes other mixers."""
     looks_ahead: ClassVar[bool] = False

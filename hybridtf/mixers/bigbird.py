@@ -1,6 +1,11 @@
 """``bigbird``: blocks near, blocks at the ends, blocks at random.
 
-A block of queries sees the ``n_window_blocks`` blocks around it, the first and the last block of its document, and
+    y_p = out( softmax over j in S(p) of (q_p . k_j / sqrt(k)), times v_j )
+    S(p) = {j : c(j) in {0, last} or |c(p) - c(j)| <= w or c(j) in R_h(c(p))};   the whole document where c(p) is 0 or last
+    causal: S(p) = {j <= p : c(j) = 0 or c(p) - c(j) <= w or c(j) in R_h(c(p))}
+    c(p) = floor(p / block_size), the block of p;   w = n_window_blocks // 2
+
+A block of queries sees the ``n_window_blocks`` blocks around it, the first and the last block of its document, and R_h,
 ``n_random_blocks`` more blocks, drawn for each head. The first and the last block see the whole document. Zaheer et al. 2020,
 https://arxiv.org/abs/2007.14062, in the form that its code calls ITC. Blocks count from the document's start; the last one may
 be short. Random blocks come from (seed, layer, head, block, blocks to draw from) alone, so any call draws the same.

@@ -1,5 +1,6 @@
 """``compressed_attention``: a window, and entries that blocks of tokens were compressed into, under one softmax: the layers of
-DeepSeek-V4 (sections 2.3.1 and 2.3.2; transformers, models/deepseek_v4).
+DeepSeek-V4 (https://huggingface.co/deepseek-ai/DeepSeek-V4-Flash-Base; its report, sections 2.3.1 and 2.3.2; transformers,
+models/deepseek_v4).
 
     k_t = v_t = R_t norm(W_kv x_t)                                                      one head, keys and values in one
     c_i = R_im norm( sum_j softmax_j(z_j + beta_j) * u_j )                              j: the m tokens of block i

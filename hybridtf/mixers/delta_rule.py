@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from hybridtf.core import (
@@ -43,6 +43,7 @@ from hybridtf.nn import (
     SoftplusDecayConfig,
     ValueHeadsConfig,
     accumulation_dtype,
+    idle_beside,
     l2_normalised,
     softplus_log_decay,
 )
@@ -119,11 +120,7 @@ class GatedDeltaNetConfig(GatedDeltaRuleConfig):
     key_share: ClassVar[float] = 0.75
     v_expand: ClassVar[int] = 2
 
-    @model_validator(mode="after")
-    def _has_a_gate(self) -> Self:
-        if self.gate_activation != "silu" and not self.output_gate:
-            raise ValueError(f"gate_activation = {self.gate_activation!r} is of the output gate, and output_gate is false")
-        return self
+    _without_gate = idle_beside({"output_gate": False}, "gate_activation")
 
     def build(self, ctx: BuildContext) -> GatedDeltaNet:
         return GatedDeltaNet(self, ctx)
@@ -145,6 +142,8 @@ class GatedDeltaProductConfig(GatedDeltaRuleConfig):
     source: ClassVar[str] = "https://arxiv.org/abs/2502.10297"
     key_share: ClassVar[float] = 0.75
     v_expand: ClassVar[int] = 2
+
+    _without_decay = idle_beside({"forget_gate": False}, "a_range", "dt_range", "dt_floor")
 
     def build(self, ctx: BuildContext) -> GatedDeltaProduct:
         return GatedDeltaProduct(self, ctx)

@@ -10,7 +10,13 @@ keys and values take a share of the token before, a = sigmoid(shift_proj(x_t)) f
 
 c_t is summed and held in float64, and the difference formed there: a long sum has no digits left for it in float32.
 
+``f_proj`` starts as any projection, weights of variance 1 / d and bias 0: at first a gate lies around 1/2, and a head sees few
+tokens back.
+
 Axes: b batch, t time, s keys, d d_model, h heads, g kv heads, k head_dim.
+
+No outside layer was run (it needs a GPU): who sees whom how much is held to fla's plain form, and what is around it is spelled
+out in the tests.
 """
 
 from __future__ import annotations
@@ -40,6 +46,7 @@ from hybridtf.nn import (
     TokenShift,
     accumulation_dtype,
     forget_sums,
+    idle_beside,
     told,
     wide_dtype,
 )
@@ -66,6 +73,9 @@ class ForgettingAttentionConfig(HeadsConfig):
     """Of that token's shift."""
     eps: float = Field(default=1e-6, gt=0)
     """Of the norms."""
+
+    _without_norm = idle_beside({"qk_norm": False, "output_norm": False}, "eps")
+    _without_shift = idle_beside({"kv_shift": False}, "conv_kernel")
 
     @classmethod
     def tiny(cls) -> Self:

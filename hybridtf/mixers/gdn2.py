@@ -1,4 +1,5 @@
-"""Gated DeltaNet-2: a delta rule that erases and writes by gates of their own, each channel by itself.
+"""Gated DeltaNet-2 (https://github.com/NVlabs/GatedDeltaNet-2): a delta rule that erases and writes by gates of their own, each
+channel by itself.
 
     q, k, v = silu(conv(x W));  q, k of length 1;  b = sigmoid(b_proj(x));  w = sigmoid(w_proj(x))
     log_a = -exp(A_log) softplus(decay_proj(x) + dt_bias)

@@ -3,7 +3,9 @@
     a_t = sigmoid(W_2 W_1 x_t + b)^(1 / gate_normaliser);   S_t = Diag(a_t) S_{t-1} + k_t v_t^T;   y_t = S_t^T q_t k^(-1/2)
     out = out_proj(norm(y) * silu(gate_proj(x)))
 
-The norm is over each head's channels, with one weight for all heads.
+The norm is over each head's channels, with one weight for all heads. ``decay_proj``, W_1 to ``decay_rank`` channels and
+then W_2 with b, starts as any projection, weights of variance 1 / fan-in and b at 0: at first a_t lies around
+(1/2)^(1 / gate_normaliser).
 
 Axes: b batch, t time, d d_model, h heads, g kv heads, k key width of a head, v value width of a head.
 
@@ -35,6 +37,7 @@ from hybridtf.nn import (
     MemoryMixer,
     accumulation_dtype,
     head_width,
+    idle_beside,
     short_convs,
 )
 
@@ -57,6 +60,8 @@ class GLAConfig(GroupedHeadsConfig, MemoryConfig):
     output_gate: bool = True
     d_conv: int = Field(default=0, ge=0, examples=[4])
     """Taps of short convolutions (with silu) on queries, keys and values, a variant of the published code; 0: none."""
+
+    _without_convolution = idle_beside({"d_conv": 0}, "conv_kernel")
 
     @classmethod
     def tiny(cls) -> Self:

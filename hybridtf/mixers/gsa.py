@@ -29,7 +29,16 @@ from hybridtf.core import (
     Segments,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GroupedHeadsConfig, MemoryConfig, MemoryMixer, RMSNorm, accumulation_dtype, head_width, short_convs
+from hybridtf.nn import (
+    GroupedHeadsConfig,
+    MemoryConfig,
+    MemoryMixer,
+    RMSNorm,
+    accumulation_dtype,
+    head_width,
+    idle_beside,
+    short_convs,
+)
 
 
 class GSAConfig(GroupedHeadsConfig, MemoryConfig):
@@ -49,6 +58,8 @@ class GSAConfig(GroupedHeadsConfig, MemoryConfig):
     """The root that is taken of the gate: 8 lets a slot live for long."""
     d_conv: int = Field(default=0, ge=0, examples=[4])
     """Taps of short convolutions (with silu) on queries, keys and values, a variant of the published code; 0: none."""
+
+    _without_convolution = idle_beside({"d_conv": 0}, "conv_kernel")
 
     @classmethod
     def tiny(cls) -> Self:

@@ -22,9 +22,19 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from hybridtf.core import BuildContext, Edges, Extras, ParamSpec, RecurrentMixer, Segments, SequenceMixerConfig, State
+from hybridtf.core import (
+    BuildContext,
+    Edges,
+    EdgeSpec,
+    Extras,
+    ParamSpec,
+    RecurrentMixer,
+    Segments,
+    SequenceMixerConfig,
+    State,
+)
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GatedRMSNorm, LowerBounds, Scan, ShortConvs, log_forget
+from hybridtf.nn import GatedRMSNorm, LowerBounds, Scan, ShortConvs, idle_beside, log_forget
 
 
 class HGRNConfig(SequenceMixerConfig):
@@ -38,11 +48,13 @@ class HGRNConfig(SequenceMixerConfig):
     """Channels of the recurrence for each of d_model."""
     lower_bound: bool = True
     """Forget gates have lower bounds. False: none, in this layer."""
-    d_conv: int = Field(default=0, ge=0)
+    d_conv: int = Field(default=0, ge=0, examples=[4])
     """Taps of short convolutions on f and i, without an activation; 0: none."""
     eps: float = Field(default=1e-5, gt=0)
     kernel: str = "auto"
     conv_kernel: str = "auto"
+
+    _without_convolution = idle_beside({"d_conv": 0}, "conv_kernel")
 
     @classmethod
     def tiny(cls) -> Self:
@@ -75,6 +87,9 @@ class HGRN(RecurrentMixer):
 
     def param_specs(self) -> dict[str, ParamSpec]:
         return {"out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)}
+
+    def edge_specs(self) -> dict[str, EdgeSpec]:
+        return {} if self.bounds is None else self.bounds.edge_specs()
 
     def unread(self, edges: frozenset[str]) -> None:
         if self.bounds is not None:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from hybridtf.core import (
     BuildContext,
     Edges,
+    EdgeSpec,
     Extras,
     Fixed,
     ParamSpec,
@@ -33,7 +34,16 @@ from hybridtf.core import (
     State,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import LowerBounds, MemoryConfig, MemoryMixer, RMSNorm, head_count, log_forget, short_convs
+from hybridtf.nn import (
+    LowerBounds,
+    MemoryConfig,
+    MemoryMixer,
+    RMSNorm,
+    head_count,
+    idle_beside,
+    log_forget,
+    short_convs,
+)
 
 
 class HGRN2Config(MemoryConfig):
@@ -48,6 +58,8 @@ class HGRN2Config(MemoryConfig):
     """Forget gates have a lower bound that rises with depth. False: 0 everywhere."""
     d_conv: int = Field(default=0, ge=0, examples=[4])
     """Taps of short convolutions on queries, gates and inputs, without an activation; 0: none."""
+
+    _without_convolution = idle_beside({"d_conv": 0}, "conv_kernel")
 
     @classmethod
     def tiny(cls) -> Self:
@@ -81,6 +93,9 @@ class HGRN2(MemoryMixer):
 
     def param_specs(self) -> dict[str, ParamSpec]:
         return {"out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)}
+
+    def edge_specs(self) -> dict[str, EdgeSpec]:
+        return {} if self.bounds is None else self.bounds.edge_specs()
 
     def unread(self, edges: frozenset[str]) -> None:
         if self.bounds is not None:

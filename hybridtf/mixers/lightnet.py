@@ -27,7 +27,16 @@ from hybridtf.core import (
     Segments,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GatedRMSNorm, MemoryConfig, MemoryMixer, accumulation_dtype, head_width, running_softmax, short_convs
+from hybridtf.nn import (
+    GatedRMSNorm,
+    MemoryConfig,
+    MemoryMixer,
+    accumulation_dtype,
+    head_width,
+    idle_beside,
+    running_softmax,
+    short_convs,
+)
 
 
 class LightNetConfig(MemoryConfig):
@@ -44,6 +53,8 @@ class LightNetConfig(MemoryConfig):
     d_conv: int = Field(default=0, ge=0, examples=[4])
     """Taps of short convolutions on queries, keys and values, a variant of the published code; 0: none."""
     conv_bias: bool = False
+
+    _without_convolution = idle_beside({"d_conv": 0}, "conv_bias", "conv_kernel")
 
     @classmethod
     def tiny(cls) -> Self:

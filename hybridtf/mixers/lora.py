@@ -1,5 +1,10 @@
 """``lora``: a mixer whose projections have low-rank additions (https://arxiv.org/abs/2106.09685); see ``nn.LowRank``.
 
+    proj(x) = W x + b + (alpha / rank) up(down(x))   in place of W x + b, for each projection that ``on`` names
+    down (rank in) starts as any projection, up (out rank) at 0: at first the mixer is what it was
+
+Axes: b batch, t time, d d_model; of a projection, in and out its widths.
+
 No outside reference was run: the tests hold it against its mixer with the additions folded in.
 """
 

@@ -28,7 +28,7 @@ from hybridtf.core import (
     init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import PositiveRange, RMSNorm, ShortConv, accumulation_dtype
+from hybridtf.nn import PositiveRange, RMSNorm, ShortConv, accumulation_dtype, idle_beside
 
 
 class MambaConfig(SequenceMixerConfig):
@@ -59,6 +59,8 @@ class MambaConfig(SequenceMixerConfig):
     chunk_size: int = Field(default=64, gt=0)
     kernel: str = "auto"
     conv_kernel: str = "auto"
+
+    _without_norm = idle_beside({"ssm_norm": "none"}, "eps")
 
     @classmethod
     def tiny(cls) -> Self:

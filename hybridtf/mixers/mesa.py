@@ -9,7 +9,13 @@ Linear attention with the queries of a second memory's inverse: where keys overl
 system is solved by ``n_cg_steps`` steps of conjugate gradients, and the gradients are those of its solution. The norm is over
 each head's channels, with one weight for all heads; with ``output_gate`` its output is multiplied by silu(gate_proj(x)).
 
+``a_proj`` and ``b_proj`` start as any projection, weights of variance 1 / d and bias 0: at first a_t and b_t lie around 1/2.
+``ridge`` starts where L is 1, or twice ``ridge_floor`` where that is more.
+
 Axes: b batch, t time, d d_model, h heads, k width of a head.
+
+No outside layer was run (it needs a GPU): the recurrence is held to fla's plain loop, and what is around it is spelled out in
+the tests.
 """
 
 from __future__ import annotations

@@ -11,8 +11,10 @@ compressed block is seen once it is complete; the choice has no gradient. Blocks
 two-layer network over a block's tokens, positions in the block added (its width is not published: head_dim), or their mean.
 Window and choice take time in t, the compressed branch t^2 / compress_stride.
 
-Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim, j blocks, l compress_size. Branches and
-choice are held to fla's, the learned phi to native-sparse-attention-pytorch's.
+Axes: b batch, t time, d d_model, h heads, g key heads, k head_dim, j blocks, l compress_size.
+
+Branches (of blocks side by side, phi their mean) and choice are held to fla's, the learned phi to
+native-sparse-attention-pytorch's, gradients too; the choice among blocks that overlap to the paper's formula.
 """
 
 from __future__ import annotations

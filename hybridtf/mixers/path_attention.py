@@ -6,7 +6,13 @@
 With forget gates (PaTH-FoX) the score gains sum_{s < r <= t} log sigmoid(f_proj(x_r)), unscaled as in the paper; fla's code
 multiplies it by 1 / sqrt(k) too.
 
+``beta_proj`` and ``f_proj`` start as any projection, weights of variance 1 / d and bias 0: at first beta lies around 1, where
+H_t takes out all that lies along w_t, and a forget gate around 1/2.
+
 Axes: b batch, t time, s keys, d d_model, h heads, g kv heads, k head_dim.
+
+No outside layer was run (it needs a GPU): scores and softmax are held to fla's plain form, and what is around them is spelled
+out in the tests.
 """
 
 from __future__ import annotations
@@ -35,6 +41,7 @@ from hybridtf.nn import (
     ShortConv,
     accumulation_dtype,
     forget_sums,
+    idle_beside,
     l2_normalised,
     wide_dtype,
 )
@@ -57,6 +64,8 @@ class PathAttentionConfig(HeadCountsConfig):
     d_conv: int = Field(default=3, ge=0)
     """Taps of a short convolution with silu on w; 0: none."""
     conv_kernel: str = "auto"
+
+    _without_convolution = idle_beside({"d_conv": 0}, "conv_kernel")
 
     @classmethod
     def tiny(cls) -> Self:

@@ -1,4 +1,5 @@
-"""Attention with a learned relative bias of each token and short convolutions, as Inkling's (transformers ``inkling``).
+"""Attention with a learned relative bias of each token and short convolutions, as Inkling's (transformers ``inkling``,
+https://github.com/huggingface/transformers/blob/main/src/transformers/models/inkling/modeling_inkling.py).
 
     k, v = conv(k_proj(x)), conv(v_proj(x))          conv(z)_t = z_t + sum_w weight_w z_{t-w}: causal, each channel alone
     b_td = r_t . rel_bank_d,   r_t = r_proj(x_t) of each head;  0 at distances d from rel_extent on
@@ -49,6 +50,7 @@ from hybridtf.nn import (
     ResidualConv,
     RMSNorm,
     accumulation_dtype,
+    idle_beside,
     residual_conv,
 )
 
@@ -99,6 +101,9 @@ class RelativeAttentionConfig(HeadCountsConfig):
     """Of the norms."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """On the attention weights, in training."""
+
+    _without_clip = idle_beside({"qk_norm": "rms"}, "qk_clip")
+    _without_growth = idle_beside({"log_floor": None}, "log_alpha")
 
     @classmethod
     def tiny(cls) -> Self:

@@ -34,6 +34,7 @@ from hybridtf.nn import (
     Written,
     accumulation_dtype,
     head_width,
+    idle_beside,
     retention_log_decay,
     short_convs,
     token_positions,
@@ -178,6 +179,8 @@ class SimpleGLAConfig(MemoryConfig):
     conv_bias: bool = False
     rotary: bool = False
     """Turn queries and keys by position."""
+
+    _without_convolution = idle_beside({"d_conv": 0}, "conv_bias", "conv_kernel")
 
     @classmethod
     def tiny(cls) -> Self:

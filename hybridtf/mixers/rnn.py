@@ -2,7 +2,12 @@
 
     h_t = cell(in_proj(x_t), weight_hh h_{t-1} + bias_hh);  y_t = h_t, or out_proj(h_t)
 
+Sources: Elman's network (https://doi.org/10.1207/s15516709cog1402_1); LSTM with a forget gate
+(https://doi.org/10.1162/089976600300015015); GRU (https://arxiv.org/abs/1406.1078).
+
 Axes: b batch, t time, d d_model, h d_hidden.
+
+The tests hold whole layers to those of ``torch.nn``, gradients too.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@
 
 Axes: b batch, t time, d d_model, h heads, k head_dim.
 
-No outside reference of the whole layer was run: its recurrence is held against fla's loop, the layer against a loop from the
-paper's equations.
+The whole layer is held to the one in the authors' package (rwkv), the first of a stack and a later one, gradients too.
 """
 
 from __future__ import annotations

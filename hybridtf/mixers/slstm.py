@@ -33,7 +33,7 @@ from hybridtf.core import (
     State,
     init,
 )
-from hybridtf.nn import HeadLinear, LayerNorm, ShortConv, accumulation_dtype, head_width, layer_depth
+from hybridtf.nn import HeadLinear, LayerNorm, ShortConv, accumulation_dtype, head_width, idle_beside, layer_depth
 from hybridtf.ops.slstm import STATES
 
 
@@ -56,6 +56,8 @@ class SLSTMConfig(SequenceMixerConfig):
     """Tokens that are computed again at a time for their gradients."""
     kernel: str = "auto"
     conv_kernel: str = "auto"
+
+    _without_convolution = idle_beside({"d_conv": 0}, "conv_kernel")
 
     @classmethod
     def tiny(cls) -> Self:

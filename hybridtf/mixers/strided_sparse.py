@@ -21,7 +21,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from hybridtf.core import BuildContext
-from hybridtf.nn import SparseMixer, SparseMixerConfig
+from hybridtf.nn import SparseMixer, SparseMixerConfig, idle_beside
 from hybridtf.ops.block_sparse_attention import SparseRule
 
 
@@ -37,15 +37,17 @@ class StridedSparseConfig(SparseMixerConfig):
     n_summary: int = Field(default=8, gt=0)
     """The paper's c, of the fixed pattern alone: closing tokens of a block that all later tokens see."""
 
+    _without_summary = idle_beside({"pattern": "strided"}, "n_summary")
+
     @model_validator(mode="after")
     def _summary_fits(self) -> Self:
-        if self.n_summary > self.stride:
+        if self.pattern == "fixed" and self.n_summary > self.stride:
             raise ValueError(f"n_summary = {self.n_summary} is more than the block of stride = {self.stride} tokens")
         return self
 
     @classmethod
     def tiny(cls) -> Self:
-        return cls(n_heads=4, n_kv_heads=2, head_dim=6, stride=3, n_summary=1)
+        return cls(n_heads=4, n_kv_heads=2, head_dim=6, stride=3)
 
     def build(self, ctx: BuildContext) -> StridedSparse:
         return StridedSparse(self, ctx)

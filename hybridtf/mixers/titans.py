@@ -29,7 +29,7 @@ from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from hybridtf.core import (
@@ -44,7 +44,7 @@ from hybridtf.core import (
     init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GatedRMSNorm, ShortConvs, accumulation_dtype, head_width, l2_normalised
+from hybridtf.nn import GatedRMSNorm, ShortConvs, accumulation_dtype, head_width, idle_beside, l2_normalised
 from hybridtf.ops.titans import layer_shapes
 
 
@@ -71,11 +71,7 @@ class TitansConfig(SequenceMixerConfig):
     kernel: str = "auto"
     conv_kernel: str = "auto"
 
-    @model_validator(mode="after")
-    def _has_an_inside(self) -> Self:
-        if self.memory_layers == 1 and self.memory_width is not None:
-            raise ValueError("memory_width is of a memory with several layers, and memory_layers = 1")
-        return self
+    _without_inside = idle_beside({"memory_layers": 1}, "memory_width")
 
     @classmethod
     def tiny(cls) -> Self:

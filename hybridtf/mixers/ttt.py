@@ -35,7 +35,17 @@ from hybridtf.core import (
     init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import LayerNorm, MemoryMixer, RopeConfig, ShortConvs, accumulation_dtype, head_width, token_positions, told
+from hybridtf.nn import (
+    LayerNorm,
+    MemoryMixer,
+    RopeConfig,
+    ShortConvs,
+    accumulation_dtype,
+    head_width,
+    idle_beside,
+    token_positions,
+    told,
+)
 
 
 class TTTLinearConfig(SequenceMixerConfig):
@@ -57,6 +67,8 @@ class TTTLinearConfig(SequenceMixerConfig):
     eps: float = Field(default=1e-6, gt=0)
     kernel: str = "auto"
     conv_kernel: str = "auto"
+
+    _without_convolution = idle_beside({"d_conv": 0}, "conv_kernel")
 
     @classmethod
     def tiny(cls) -> Self:

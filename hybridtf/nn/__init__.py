@@ -21,7 +21,7 @@ from hybridtf.nn.implicit_filter import ImplicitFilter
 from hybridtf.nn.indexed_mixer import IndexedMixer
 from hybridtf.nn.indexer import IndexedConfig
 from hybridtf.nn.latent_mixer import LatentConfig, LatentMixer
-from hybridtf.nn.limits import PositiveRange, PowerOfTwo
+from hybridtf.nn.limits import PositiveRange, PowerOfTwo, idle_beside
 from hybridtf.nn.linear_heads import LinearHeads, Written, head_count, head_width, retention_log_decay
 from hybridtf.nn.low_rank import Adapted, LoraLinear, LoraOptions, LowRank, merge_low_rank
 from hybridtf.nn.lower_bounds import LowerBounds, log_forget
@@ -102,10 +102,10 @@ __all__ = [
     "SoftplusDecayConfig", "SparseMixer", "SparseMixerConfig", "TokenShift", "ValueHeadsConfig", "Written", "XPos",
     "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "channel_pattern", "channel_ramp", "diagonal_hippo",
     "discretised", "empty_pooled", "ended", "entries_seen", "filled_with", "forget_sums", "group_sum", "group_sums",
-    "head_count", "head_width", "hippo_legs", "l2_normalised", "layer_depth", "log_forget", "merge_low_rank", "multiply",
-    "n_real", "pooled_with", "quadratic", "residual_conv", "retention_log_decay", "running_bound", "running_softmax",
-    "scaled_orthogonal", "short_convs", "softplus_log_decay", "taylor", "time_step", "token_positions", "tokens_of",
-    "told", "wide_dtype",
+    "head_count", "head_width", "hippo_legs", "idle_beside", "l2_normalised", "layer_depth", "log_forget", "merge_low_rank",
+    "multiply", "n_real", "pooled_with", "quadratic", "residual_conv", "retention_log_decay", "running_bound",
+    "running_softmax", "scaled_orthogonal", "short_convs", "softplus_log_decay", "taylor", "time_step", "token_positions",
+    "tokens_of", "told", "wide_dtype",
 ]
 
 

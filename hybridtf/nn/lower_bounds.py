@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
-from hybridtf.core import BuildContext, Edges, ParamSpec, init
+from hybridtf.core import BuildContext, Edges, EdgeSpec, ParamSpec, init
 from hybridtf.nn.norms import accumulation_dtype
 
 
@@ -24,7 +24,7 @@ class LowerBounds(nn.Module):
     gates in one stack have a table each.
 
     The mixer that holds it has its ``reads`` and ``writes``, and returns as ``Extras`` what :meth:`forward` hands on; it
-    passes :meth:`unread` on, too.
+    passes :meth:`unread` and :meth:`edge_specs` on, too.
     """
 
     def __init__(self, ctx: BuildContext, family: str) -> None:
@@ -34,6 +34,7 @@ class LowerBounds(nn.Module):
         owner = names[0] not in ctx.edges
         self.reads: tuple[str, ...] = () if owner else (names[0],)
         self.writes: tuple[str, ...] = tuple(names[1:]) if owner else ()
+        self.width = ctx.d_model
         self.table = nn.Parameter(torch.empty(len(names), ctx.d_model, **ctx.factory)) if self.writes else None
 
     def param_specs(self) -> dict[str, ParamSpec]:
@@ -43,6 +44,14 @@ class LowerBounds(nn.Module):
         """Let the table go where no layer reads a bound: nothing would ever train it."""
         if self.table is not None and edges >= set(self.writes):
             self.table, self.writes = None, ()
+
+    def edge_specs(self) -> dict[str, EdgeSpec]:
+        """Of each bound that is read or written: a number from 0 to 1 for every channel."""
+
+        def draw(generator: Generator, b: int, t: int) -> Tensor:
+            return torch.rand(b, t, self.width, generator=generator, dtype=torch.float64)
+
+        return {name: EdgeSpec((self.width,), draw=draw) for name in (*self.reads, *self.writes)}
 
     def forward(self, x: Tensor, edges: Edges | None) -> tuple[Tensor | None, dict[str, Tensor]]:
         """For x (b t ...): the layer's own bound (b t c), None for 0, and the edges to write, each (b t c)."""

@@ -35,13 +35,13 @@ def check_config(config_cls: type[ComponentConfig], base: ComponentConfig | None
         if name == "type":
             continue
         try:
-            value = _first_valid(config_cls, start, name, info)
+            change = _change(config_cls, start, name, info)
         except ContractError:
             if start == config_cls.tiny():
                 raise
             continue  # what a preset fixes may exclude other values of an option; tiny() has shown them
-        _same_after_trip(_with(config_cls, start, {name: value}), f"option {name!r}")
-        changed[name] = value
+        _same_after_trip(_with(config_cls, start, change), f"option {name!r}")
+        changed |= change
     try:
         everything = _with(config_cls, start, changed)
     except (HybridTFError, ValidationError):
@@ -112,17 +112,41 @@ def _default(info: FieldInfo) -> Any:
     return None if info.is_required() else info.get_default(call_default_factory=True, validated_data={})
 
 
-def _first_valid(cls: type[ComponentConfig], base: ComponentConfig, name: str, info: FieldInfo) -> Any:
+def _changed_values(base: ComponentConfig, name: str, info: FieldInfo) -> Iterator[Any]:
+    """Other values than the present one and the default, valid or not."""
     now = getattr(base, name)
-    default = _default(info)
     for value in (*(info.examples or ()), *candidates(info.annotation, now)):
-        if value in (now, default) or value is None:
-            continue
-        try:
-            _with(cls, base, {name: value})
-        except (HybridTFError, ValidationError):
-            continue
-        return value
+        if value not in (now, _default(info)) and value is not None:
+            yield value
+
+
+def _is_valid(cls: type[ComponentConfig], base: ComponentConfig, changes: dict[str, Any]) -> bool:
+    try:
+        _with(cls, base, changes)
+    except (HybridTFError, ValidationError):
+        return False
+    return True
+
+
+def _change(cls: type[ComponentConfig], base: ComponentConfig, name: str, info: FieldInfo) -> dict[str, Any]:
+    """The option ``name`` at its first valid value away from the default; and, where none is valid alone, one other option
+    away from its own, without which this one does nothing and is refused."""
+    try:
+        return {name: _first_valid(cls, base, name, info)}
+    except ContractError:
+        for other, about in cls.model_fields.items():
+            for beside in () if other in (name, "type") else _changed_values(base, other, about):
+                for value in _changed_values(base, name, info):
+                    if _is_valid(cls, base, both := {name: value, other: beside}):
+                        return both
+        raise
+
+
+def _first_valid(cls: type[ComponentConfig], base: ComponentConfig, name: str, info: FieldInfo) -> Any:
+    for value in _changed_values(base, name, info):
+        if _is_valid(cls, base, {name: value}):
+            return value
+    now, default = getattr(base, name), _default(info)
     if now is not None and now != default:
         return now  # a preset's switch, whose only other value is the default
     raise ContractError(f"found no second valid value for option {name!r}: give it Field(examples=[...])")
@@ -196,8 +220,8 @@ def _plain_candidates(annotation: Any, now: Any) -> Iterator[Any]:
 
 
 def option_variants(config: ComponentConfig) -> Iterator[tuple[str, ComponentConfig]]:
-    """The config with one option at a time away from its default, by the option's name; a position becomes each other one,
-    since its site decides which of them fit."""
+    """The config with one option at a time away from its default, by the option's name, and with it the option without which
+    it does nothing, if any; a position becomes each other one, since its site decides which of them fit."""
     cls = type(config)
     for name, info in cls.model_fields.items():
         now = getattr(config, name)
@@ -206,7 +230,7 @@ def option_variants(config: ComponentConfig) -> Iterator[tuple[str, ComponentCon
                 if other != now.type_name():
                     yield f"{name}-{other}", _with(cls, config, {name: position.tiny()})
         elif name != "type":
-            yield name, _with(cls, config, {name: _first_valid(cls, config, name, info)})
+            yield name, _with(cls, config, _change(cls, config, name, info))
 
 
 def preset_config(kind: str, name: str) -> ComponentConfig:

@@ -41,6 +41,23 @@ def test_presets_say_what_they_stand_for() -> None:
     assert as_json("list", "mixers")["mixers"]["gqa"]["requires"] == ["n_kv_heads"]
 
 
+def test_a_combinator_says_nothing_of_what_its_example_holds() -> None:
+    mixers, printed = as_json("list", "mixers")["mixers"], ok("list", "mixers").stdout.splitlines()
+    combinators = {name for name, about in mixers.items() if about["combinator"]}
+    assert combinators == {"bidirectional", "lora", "meta_tokens", "multi_scale", "parallel"}
+    for name, about in mixers.items():
+        line = next(line for line in printed if line.split()[:1] == [name])
+        if name in combinators:
+            assert (about["ops"], about["time_exponent"]) == (None, None)
+            assert about["state"] == ("none" if name == "bidirectional" else None)
+            assert line.count("of what it holds") == (1 if name == "bidirectional" else 2)
+        else:
+            assert about["ops"]
+            assert about["time_exponent"] >= 1
+            assert about["state"]
+            assert "of what it holds" not in line
+
+
 def test_what_a_component_cannot_do_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     from hybridtf.mixers.mamba2 import Mamba2
 

@@ -242,7 +242,7 @@ def test_published_widths() -> None:
     [
         (lambda: GatedDeltaNetConfig(n_heads=4, n_v_heads=6), "n_v_heads = 6 is not a multiple of n_heads = 4"),
         (lambda: KDAConfig(n_heads=2, a_range=(0.0, 1.0)), "a_range"),
-        (lambda: GatedDeltaNetConfig(n_heads=2, output_gate=False, gate_activation="sigmoid"), "output_gate is false"),
+        (lambda: GatedDeltaNetConfig(n_heads=2, output_gate=False, gate_activation="sigmoid"), "beside output_gate = false"),
         (lambda: DeltaNetConfig(n_heads=3).build(BuildContext(d_model=20)), "d_model / n_heads = 6.66667"),
         (lambda: GatedDeltaNetConfig(n_heads=4).build(BuildContext(d_model=20)), r"0.75 \* d_model / n_heads = 3.75"),
     ],

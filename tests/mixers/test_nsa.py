@@ -12,6 +12,7 @@ from hybridtf.mixers import NSAConfig
 from hybridtf.ops.block_sparse_attention import important_blocks
 from tests.mixers.plain_parts import same
 from tests.peers import peer
+from tests.strict_float64 import StrictFloat64
 
 D, F64 = 12, torch.float64
 HEADS = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6}
@@ -44,31 +45,33 @@ def test_the_choice_is_that_of_fla(naive, t, size, n):
 
 
 def test_the_branches_are_those_of_fla(naive):
-    """The compressed and the selected branch, opened one at a time by the gates, on the mixer's own keys."""
+    """The compressed and the selected branch, weighed by the gates, on the mixer's own keys; gradients too."""
     t, size = 22, 4
     config = NSAConfig(
         **HEADS, compress_size=size, compress_stride=size, block_size=size, top_k=3, window=5, compression="mean",
         position={"type": "none"},
     )
-    mixer = config.build(BuildContext(d_model=D, param_dtype=torch.float32))
+    mixer = config.build(BuildContext(d_model=D, param_dtype=F64))
     with torch.no_grad():
-        mixer.out_proj.weight.copy_(torch.randn(D, 24))
-    x = torch.randn(2, t, D)
+        mixer.out_proj.weight.copy_(torch.randn(D, 24, dtype=F64))
+    x = torch.randn(2, t, D, dtype=F64, requires_grad=True)
     projections = {n: p for n, p in mixer.named_children() if n.endswith(("q_proj", "k_proj", "v_proj"))}
     heads = {name: proj(x).unflatten(-1, (-1, 6)) for name, proj in projections.items()}
     whole = t // size * size
     ck, cv = (heads[f"compress_{r}_proj"][:, :whole].unflatten(1, (-1, size)).mean(2) for r in "kv")
-    compressed, _ = naive.naive_nsa_compression(heads["q_proj"], ck, cv, size, 6**-0.5)
+    with StrictFloat64():
+        compressed, _ = naive.naive_nsa_compression(heads["q_proj"], ck, cv, size, 6**-0.5)
     tail = heads["compress_k_proj"][:, whole:].mean(1, keepdim=True)
     blocks = naive.naive_nsa_topk(heads["q_proj"], torch.cat([ck, tail], 1), 3, size, 6**-0.5)
-    selected = naive.naive_nsa_selection(heads["q_proj"], heads["k_proj"], heads["v_proj"], blocks, size)
+    with StrictFloat64():
+        selected = naive.naive_nsa_selection(heads["q_proj"], heads["k_proj"], heads["v_proj"], blocks, size)
     window = F.scaled_dot_product_attention(
         heads["q_proj"].transpose(1, 2), *(heads[f"window_{r}_proj"].repeat_interleave(2, 2).transpose(1, 2) for r in "kv"),
         attn_mask=torch.ones(t, t).tril().triu(-4).bool(),
     ).transpose(1, 2)
     gates = torch.sigmoid(mixer.gate_proj(x)).unflatten(-1, (4, 3))
     want = sum(gates[..., i, None] * part for i, part in enumerate((compressed, selected, window)))
-    torch.testing.assert_close(mixer(x)[0], mixer.out_proj(want.flatten(-2)), rtol=1e-4, atol=1e-5)
+    same(mixer(x)[0], mixer.out_proj(want.flatten(-2)), x, mixer)
 
 
 @pytest.mark.parametrize("role", ["k", "v"])

@@ -69,3 +69,62 @@ def test_numbers_of_any_option_are_finite(value) -> None:
                     with pytest.raises(RecipeError, match=f"{name}: input should be"):
                         config(**{**dict(tiny), name: value})
     assert seen > 60
+
+
+IDLE: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
+    *(
+        (
+            {"type": name, "d_conv": 0, **more},
+            'conv_kernel = "windows" does nothing beside d_conv = 0', {"conv_kernel": "windows"},
+        )
+        for name, more in (
+            ("gla", {"n_heads": 2}), ("gsa", {}), ("hgrn", {}), ("hgrn2", {"head_dim": 4}), ("lightnet", {"n_heads": 2}),
+            ("simple_gla", {}), ("path_attention", {"n_heads": 4}), ("slstm", {}), ("ttt_linear", {"n_heads": 2}),
+        )
+    ),
+    *(
+        ({"type": name, "d_conv": 0, **more}, "conv_bias = true does nothing beside d_conv = 0", {"conv_bias": True})
+        for name, more in (("lightnet", {"n_heads": 2}), ("simple_gla", {}))
+    ),
+    *(
+        ({"type": "gated_delta_product", "n_heads": 2, "head_dim": 4, "forget_gate": False}, message, option)
+        for message, option in (
+            ("a_range = [1.0, 2.0] does nothing beside forget_gate = false", {"a_range": [1.0, 2.0]}),
+            ("dt_range = [0.1, 0.2] does nothing beside forget_gate = false", {"dt_range": [0.1, 0.2]}),
+            ("dt_floor = 0.5 does nothing beside forget_gate = false", {"dt_floor": 0.5}),
+            (
+                "a_range = [1.0, 2.0] and dt_floor = 0.5 do nothing beside forget_gate = false",
+                {"a_range": [1.0, 2.0], "dt_floor": 0.5},
+            ),
+        )
+    ),
+    (
+        {"type": "gated_delta_net", "n_heads": 2, "head_dim": 4, "output_gate": False},
+        'gate_activation = "sigmoid" does nothing beside output_gate = false', {"gate_activation": "sigmoid"},
+    ),
+    ({"type": "titans", "n_heads": 2, "memory_layers": 1}, "memory_width = 8 does nothing beside", {"memory_width": 8}),
+    ({"type": "strided_sparse", "n_heads": 2}, 'n_summary = 4 does nothing beside pattern = "strided"', {"n_summary": 4}),
+    ({"type": "relative_attention", "n_heads": 2}, 'qk_clip = 3.0 does nothing beside qk_norm = "rms"', {"qk_clip": 3.0}),
+    ({"type": "relative_attention", "n_heads": 2}, "log_alpha = 0.5 does nothing beside no log_floor", {"log_alpha": 0.5}),
+    (
+        {"type": "forgetting_attention", "n_heads": 2},
+        "eps = 0.1 does nothing beside qk_norm = false and output_norm = false", {"eps": 0.1},
+    ),
+    (
+        {"type": "forgetting_attention", "n_heads": 2, "output_norm": True},
+        'conv_kernel = "windows" does nothing beside kv_shift = false', {"conv_kernel": "windows"},
+    ),
+    ({"type": "mamba"}, 'eps = 0.1 does nothing beside ssm_norm = "none"', {"eps": 0.1}),
+]
+
+
+@pytest.mark.parametrize(("mixer", "message", "option"), IDLE, ids=[f"{m['type']}-{'-'.join(o)}" for m, _, o in IDLE])
+def test_an_option_that_would_do_nothing_is_refused(mixer: dict[str, Any], message: str, option: dict[str, Any]) -> None:
+    def config(given: dict[str, Any]) -> LanguageModelConfig:
+        return LanguageModelConfig(vocab_size=7, d_model=12, pattern="x*2", blocks={"x": {"mixer": given}})
+
+    with pytest.raises(ConfigError, match=re.escape(f"{GIVEN}: {message}")):
+        config({**mixer, **option})
+    written = config(mixer).to_dict()["blocks"]["x"]["mixer"]
+    assert set(option) - {"memory_width"} <= set(written), "a recipe that is written back names it at its default"
+    config(written).build()

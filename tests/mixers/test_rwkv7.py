@@ -1,70 +1,95 @@
-"""RWKV-7's mixer against a plain loop written from the paper, in its layout (values times keys), and its edges and starts."""
+"""RWKV-7's mixer against the layer in the authors' package, and its edges and starts."""
 
 from __future__ import annotations
 
+import math
+from types import ModuleType
+
 import pytest
 import torch
-import torch.nn.functional as F
 
 from hybridtf.core import BuildContext, ConfigError
 from hybridtf.mixers import RWKV7Config
 from hybridtf.mixers.rwkv7 import FIRST_VALUES
 from hybridtf.models import LanguageModelConfig
 from hybridtf.testing import Subject, run_law
-from tests.mixers.plain_parts import built, given, same, shifted
+from tests.mixers.plain_parts import built, given, same
+from tests.peers import peer
+from tests.strict_float64 import StrictFloat64
 
-WIDTH, HEAD = 12, 4
+WIDTH, HEAD = 128, 64
 CONFIG = RWKV7Config(head_dim=HEAD, decay_rank=3, a_rank=2, v_rank=2, gate_rank=5, chunk_size=8)
 
 
-def lora(x, part, act=lambda z: z):
-    return act(x @ part.down_proj.weight.T) @ part.up_proj.weight.T + (0 if part.up_proj.bias is None else part.up_proj.bias)
+@pytest.fixture(scope="module")
+def theirs() -> ModuleType:
+    """The authors' package, as plain torch; importing it changes switches of torch's GPU libraries."""
+    kept = torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RWKV_V7_ON", "1")
+        patch.setenv("RWKV_CUDA_ON", "0")
+        patch.setattr(torch.jit, "script", lambda fn: fn)
+        patch.setattr(torch._C, "_jit_set_autocast_mode", lambda mode: None)
+        module = peer("rwkv/model.py")
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = kept
+    return module
 
 
-def plain(m, x, first=None):
-    """The paper's equations, one token after another; returns the output and the layer's own values."""
-    delta = shifted(x) - x
-    xr, xw, xk, xv, xa, xg = (x + delta * getattr(m, f"mix_{z}") for z in "rwkvag")
-    r, k, v = xr @ m.r_proj.weight.T, xk @ m.k_proj.weight.T, xv @ m.v_proj.weight.T
-    # The paper's decay: w = exp(-exp(-1/2) sigmoid(d)).
-    w = torch.exp(-torch.exp(torch.tensor(-0.5, dtype=x.dtype)) * torch.sigmoid(lora(xw, m.w_lora, torch.tanh)))
-    a, g = torch.sigmoid(lora(xa, m.a_lora)), lora(xg, m.g_lora, torch.sigmoid)
-    own = v
-    if first is not None:
-        nu = torch.sigmoid(lora(xv, m.v_lora))
-        v = nu * first + (1 - nu) * v
-    heads = lambda z: z.unflatten(-1, (-1, HEAD))  # noqa: E731
-    kappa = F.normalize(heads(k * m.k_k), dim=-1)
-    key = heads(k * (1 - m.k_a + m.k_a * a))
-    r, w, v, a = heads(r), heads(w), heads(v), heads(a)
-    S = x.new_zeros(x.shape[0], WIDTH // HEAD, HEAD, HEAD)
-    out = []
-    for t in range(x.shape[1]):
-        removal = kappa[:, t, :, :, None] * (a * kappa)[:, t, :, None, :]
-        transition = torch.diag_embed(w[:, t]) - removal
-        S = S @ transition + v[:, t, :, :, None] * key[:, t, :, None, :]
-        read = (S @ r[:, t, :, :, None])[..., 0]
-        normed = F.group_norm(read.flatten(1), WIDTH // HEAD, m.norm.weight, m.norm.bias, eps=HEAD * 1e-5)
-        bonus = (r[:, t] * key[:, t] * m.r_k.view(-1, HEAD)).sum(-1, keepdim=True) * v[:, t]
-        out.append(normed + bonus.flatten(1))
-    return (g * torch.stack(out, 1)) @ m.out_proj.weight.T, own
+class AllDigits(StrictFloat64):
+    """Their decay exp(-0.606531 sigmoid(.)), its constant exp(-1/2) not cut to six digits."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.exp:
+            args = (args[0] * (math.exp(-0.5) / 0.606531),)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def weights(m) -> dict[str, torch.Tensor]:
+    """By the names that the authors give them; their matrices are transposed."""
+    named = {f"x_{z}": getattr(m, f"mix_{z}") for z in "rwkvag"}
+    for name in "wav":
+        part = m.a_lora if name == "v" and m.v_lora is None else getattr(m, f"{name}_lora")  # the first layer uses no v
+        named |= {f"{name}0": part.up_proj.bias, f"{name}1": part.down_proj.weight.T, f"{name}2": part.up_proj.weight.T}
+    named |= {"g1": m.g_lora.down_proj.weight.T, "g2": m.g_lora.up_proj.weight.T, "k_k": m.k_k, "k_a": m.k_a, "r_k": m.r_k}
+    named |= {"R_": m.r_proj.weight.T, "K_": m.k_proj.weight.T, "V_": m.v_proj.weight.T, "O_": m.out_proj.weight.T}
+    return named | {"ln_w": m.norm.weight, "ln_b": m.norm.bias}
+
+
+def published(theirs: ModuleType, m, x: torch.Tensor, first: torch.Tensor | None = None):
+    """The authors' layer, one token after another; the output, the first layer's values, and the last state (values times
+    keys). Their form for whole sequences writes over what its gradients need."""
+    named, rows, values, states = weights(m), [], [], []
+    for i, row in enumerate(x):
+        before, state, out = torch.zeros_like(row[0]), row.new_zeros(WIDTH // HEAD, HEAD, HEAD), []
+        for t, token in enumerate(row):
+            with AllDigits():
+                y, before, state, v = theirs.RWKV_x070_TMix_one(
+                    int(first is not None), WIDTH // HEAD, HEAD, token, before, token if first is None else first[i, t], state,
+                    **named,
+                )
+            out.append((y, v))
+        y, v = (torch.stack(z) for z in zip(*out, strict=True))
+        rows.append(y), values.append(v), states.append(state)
+    return torch.stack(rows), torch.stack(values), torch.stack(states)
 
 
 @pytest.mark.parametrize("t", [1, 5, 29])
-def test_the_first_layer_and_a_later_one(t: int) -> None:
+def test_the_first_layer_and_a_later_one(theirs: ModuleType, t: int) -> None:
     x = given(2, t, WIDTH)
     mixer = built(CONFIG, WIDTH)
-    y, _, extras = mixer(x)
-    expected, own = plain(mixer, x)
+    y, state, extras = mixer(x, state=mixer.init_state(2))
+    expected, own, last = published(theirs, mixer, x)
     torch.testing.assert_close(extras.edges[FIRST_VALUES], own)
-    if t > 1:  # of one token alone the decay has nothing to act on
-        same(y, expected, x, mixer)
+    torch.testing.assert_close(y, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(state["memory"]["S"], last.mT, rtol=1e-9, atol=1e-9)
     later = built(CONFIG, WIDTH, layer_idx=1, n_layers=3, edges=frozenset({FIRST_VALUES}))
     first = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype)
-    y, _ = later(x, edges={FIRST_VALUES: first})
-    torch.testing.assert_close(y, plain(later, x, first)[0], rtol=1e-9, atol=1e-9)
-    if t > 1:
-        same(y, plain(later, x, first)[0], x, later)
+    read, _ = later(x, edges={FIRST_VALUES: first})
+    mixed = published(theirs, later, x, first)[0]
+    torch.testing.assert_close(read, mixed, rtol=1e-9, atol=1e-9)
+    if t > 1:  # of one token alone the decay has nothing to act on
+        same(y, expected, x, mixer)
+        same(read, mixed, x, later)
 
 
 def test_who_writes_and_who_reads() -> None:
@@ -123,5 +148,5 @@ def test_starts() -> None:
 
 
 def test_a_width_that_does_not_fit() -> None:
-    with pytest.raises(ConfigError, match="d_model = 10 is not divisible by head_dim = 4"):
-        CONFIG.build(BuildContext(d_model=10))
+    with pytest.raises(ConfigError, match="d_model = 100 is not divisible by head_dim = 64"):
+        CONFIG.build(BuildContext(d_model=100))

@@ -173,7 +173,7 @@ PATTERNS = {
     "window": (DilatedConfig(n_heads=3, window=3, dilation=1), lambda p, j: 0 <= p - j < 3),
     # Child et al. 2019, section 4.2: A1 = {max(0, i - l) .. i}, A2 = {j : (i - j) mod l = 0}.
     "strided": (
-        StridedSparseConfig(n_heads=3, stride=4, n_summary=1), lambda p, j: j <= p and (p - j <= 4 or (p - j) % 4 == 0),
+        StridedSparseConfig(n_heads=3, stride=4), lambda p, j: j <= p and (p - j <= 4 or (p - j) % 4 == 0),
     ),
     # A1 = {j : floor(j / l) = floor(i / l)}, A2 = {j : j mod l in {l - c .. l - 1}}.
     "fixed": (
@@ -333,7 +333,8 @@ class CountedKeys(torch.nn.Module):
 def test_refusals():
     for make in (
         lambda: LongformerConfig(n_heads=2, window=0), lambda: BigBirdConfig(n_heads=2, n_window_blocks=2),
-        lambda: StridedSparseConfig(n_heads=2, stride=4, n_summary=5), lambda: DilatedConfig(n_heads=4, n_kv_heads=3),
+        lambda: StridedSparseConfig(n_heads=2, pattern="fixed", stride=4, n_summary=5),
+        lambda: DilatedConfig(n_heads=4, n_kv_heads=3),
     ):
         with pytest.raises(RecipeError):
             make()

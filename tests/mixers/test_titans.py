@@ -102,5 +102,5 @@ def test_what_starts_fresh() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="10 does not divide into n_heads = 3"):
         TitansConfig(n_heads=3).build(BuildContext(d_model=D))
-    with pytest.raises(ConfigError, match="memory_width is of a memory with several layers, and memory_layers = 1"):
+    with pytest.raises(ConfigError, match="memory_width = 8 does nothing beside memory_layers = 1"):
         TitansConfig(n_heads=2, memory_layers=1, memory_width=8)

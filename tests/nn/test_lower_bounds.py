@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from hybridtf.core import BuildContext
 from hybridtf.core.init import init_parameters
+from hybridtf.mixers import HGRN2Config, HGRNConfig
 from hybridtf.nn import LowerBounds, log_forget
+from hybridtf.testing import NotApplicableError, Subject, laws_for, run_law
 
 
 def parts(n_layers: int, width: int = 3) -> list[LowerBounds]:
@@ -73,3 +77,37 @@ def test_the_gate_is_exact_and_has_gradients_at_its_limits() -> None:
     near_one = torch.tensor([8.0, 12.0, 15.0])
     exact = log_forget(near_one.double(), torch.full((3,), 0.5, dtype=torch.float64))
     torch.testing.assert_close(log_forget(near_one, torch.full((3,), 0.5)).double(), exact, rtol=1e-6, atol=0)
+
+
+class InAStack(Subject):
+    """A layer of a stack of three; with bounds to read, the second."""
+
+    bounds: frozenset[str] = frozenset()
+
+    def context(self, **changes: Any) -> BuildContext:
+        return super().context(**{"n_layers": 3, "layer_idx": int(bool(self.bounds)), "edges": self.bounds, **changes})
+
+
+LAWS = [law for law in laws_for("mixers") if law not in ("config", "kernels", "compile")]
+"""Those that the place in a stack has a say in; compiling takes long, and is shown of one layer."""
+
+
+@pytest.mark.parametrize(
+    ("config_cls", "law"),
+    [*((cls, law) for cls in (HGRNConfig, HGRN2Config) for law in LAWS), (HGRN2Config, "compile")],
+    ids=lambda value: value if isinstance(value, str) else value.type_name(),
+)
+def test_layers_that_write_and_read_bounds_keep_the_laws(config_cls: type[HGRNConfig | HGRN2Config], law: str) -> None:
+    owner = InAStack("mixers", config_cls.tiny())
+    written = owner.build_plain().writes
+
+    class Later(InAStack):
+        bounds = frozenset(written)
+
+    later = Later("mixers", config_cls.tiny())
+    assert later.build_plain().reads == written[:1]
+    for subject in (owner, later):
+        try:
+            run_law(subject, law)
+        except NotApplicableError as reason:
+            pytest.skip(str(reason))

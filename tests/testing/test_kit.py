@@ -8,7 +8,8 @@ from typing import Any, Literal, Self
 import pytest
 from pydantic import Field
 
-from hybridtf.core import BuildContext, Kernel, KernelRequest, Registries, UnknownNameError, active, always, using
+from hybridtf.core import BuildContext, Kernel, KernelRequest, RecipeError, Registries, UnknownNameError, active, always, using
+from hybridtf.nn import idle_beside
 from hybridtf.testing import (
     LAW_CHECKS,
     CheckResult,
@@ -23,6 +24,7 @@ from hybridtf.testing import (
     check_norm,
     doubles,
     laws_for,
+    option_variants,
     run_checks,
     run_law,
 )
@@ -201,6 +203,23 @@ class WrongTinyConfig(doubles.SumConfig):
 def test_broken_configs_are_caught(config: Any, message: str) -> None:
     with pytest.raises(ContractError, match=message):
         check_config(config)
+
+
+class IdleConfig(doubles.SumConfig):
+    type: Literal["idle"] = "idle"  # type: ignore[assignment]
+    norm: bool = False
+    eps: float = Field(default=0.5, gt=0)
+
+    _without_norm = idle_beside({"norm": False}, "eps")
+
+
+def test_an_option_that_is_refused_alone_is_tried_beside_another() -> None:
+    with pytest.raises(RecipeError, match=r"eps = 0\.25 does nothing beside norm = false"):
+        IdleConfig(eps=0.25)
+    varied = dict(option_variants(IdleConfig()))
+    assert varied["norm"] == IdleConfig(norm=True)
+    assert varied["eps"] == IdleConfig(norm=True, eps=0.25)
+    check_config(IdleConfig)
 
 
 def test_configs_of_the_doubles() -> None:
