@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from hybridtf.bench import count_flops
 from hybridtf.core import ConfigError, LengthError, active
 from hybridtf.core.registry import BUILT_IN
+from hybridtf.cost import count_flops
 from hybridtf.mixers.attention import AttentionConfig
 from hybridtf.testing import Subject, mixer_facts
 
@@ -77,7 +77,7 @@ class Growth:
     elements: float
     """Power of the length with which the elements grow that calls read. It sees no work inside a call."""
     flops: float
-    """The same of the operations of matrix products and attention. It sees no elementwise work and no FFT."""
+    """The same of the operations of matrix products, attention and FFTs. It sees no elementwise work."""
 
 
 def growth(subject: Subject) -> Growth:
@@ -99,9 +99,10 @@ def operations(subject: Subject, module: nn.Module, t: int) -> int:
 
 
 def check_time(found: Growth, declared: float) -> None:
-    # A convolution by blocks that double reads n log n numbers, which over these lengths looks like a power of 1.13.
+    # A convolution by blocks that double reads n log n numbers and does n log^2 n operations, which over these lengths look like
+    # powers of 1.13 and 1.28.
     assert found.elements < declared + 0.15, f"what it reads grows with the power {found.elements:.2f}; declared {declared}"
-    assert found.flops < declared + 0.15, f"its operations grow with the power {found.flops:.2f}; declared {declared}"
+    assert found.flops < declared + 0.3, f"its operations grow with the power {found.flops:.2f}; declared {declared}"
 
 
 def test_a_window_makes_the_time_of_attention_linear() -> None:
