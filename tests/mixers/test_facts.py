@@ -99,8 +99,8 @@ def operations(subject: Subject, module: nn.Module, t: int) -> int:
 
 
 def check_time(found: Growth, declared: float) -> None:
-    # A convolution by blocks that double reads n log n numbers and does n log^2 n operations, which over these lengths look like
-    # powers of 1.13 and 1.28.
+    # A convolution by blocks that double reads n log n numbers and does n log^2 n operations, which over these lengths look
+    # like powers of 1.13 and 1.28.
     assert found.elements < declared + 0.15, f"what it reads grows with the power {found.elements:.2f}; declared {declared}"
     assert found.flops < declared + 0.3, f"its operations grow with the power {found.flops:.2f}; declared {declared}"
 
