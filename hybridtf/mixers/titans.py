@@ -15,7 +15,7 @@ This is the layer alone. What the paper builds of it: layers below attention (MA
 learned (its persistent memory: ``meta_tokens``). The paper does not say how large rates are, nor how gates start: here a token
 counts at most as ``base_lr`` over the mini-batch, and at the start momentum keeps a half and forgetting takes 2 % at every
 token. Nothing bounds a memory: momentum near 1 with many equal keys makes it diverge, as gradient descent does, and so do
-values far above 1 where it has several layers.
+values far above 1 where it has several layers; it ends in NaN then. Blocks put a norm before it.
 
 fla's form of Titans has a norm and a residual inside the loss, as TTT has, and is another. The recurrence is held to the memory
 of titans-pytorch and, with one matrix and m = 1, to fla's momentum delta rule; the layer around it is spelled out in the test.

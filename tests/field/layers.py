@@ -22,8 +22,12 @@ LONGEST = 4096
 """Tokens of the longest case."""
 
 
-BY_THEMSELVES: dict[str, dict[str, Any]] = {"rwkv7": {"value_residual": "none"}}
-"""Options with which a mixer hands nothing to later layers."""
+BY_THEMSELVES: dict[str, dict[str, Any]] = {
+    "rwkv7": {"value_residual": "none"},
+    "titans": {"memory_layers": 1, "memory_width": None},
+}
+"""Options with which a mixer hands nothing to later layers; and with which what it learns on the way stays bounded: a memory of
+several layers diverges by its definition on values far above 1, and never leaves zero once it has forgotten all."""
 
 
 def config(name: str, **options: Any) -> ComponentConfig:
@@ -41,7 +45,7 @@ def _alone(name: str) -> bool:
     return not mixer.reads and not mixer.writes and not mixer.needs_context
 
 
-CHOOSE = ("indexed_attention", "indexed_mla", "moba", "nsa")
+CHOOSE = ("compressed_attention", "indexed_attention", "indexed_mla", "moba", "nsa")
 """Mixers that choose by scores what is read: a choice passes no gradient, and rounding may change it."""
 
 EVERY = [name for name in (*active()["mixers"].configs(), "sliding_attention") if _alone(name)]

@@ -81,6 +81,7 @@ HALF = 2e-2
 
 WIDER: dict[str, tuple[float, str]] = {
     "differential_attention": (3e-2, "one softmax less the other leaves little of both, which is then normalised"),
+    "path_attention": (4e-2, "the reflections of all tokens between a query and a key are multiplied into their score"),
     "lora": (3e-2, "attention over adapted projections, each of which is rounded twice"),
     "talking_heads": (2.5e-2, "scores are mixed over heads before and after the softmax"),
     "tiled_attention": (2.5e-2, "a window of few tokens, over which little averages out"),

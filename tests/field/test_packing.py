@@ -16,6 +16,7 @@ OVER_THE_ROW = {
     "lightnet": "its normaliser is a running sum of exponentials along the row",
     "mamba3": "angles and decays are summed along the row",
     "mesa": "its system is solved for all chunks of the row at once",
+    "titans": "the steps of a chunk are products of sums over all its mini-batches, whosever they are",
     "mlstm": "its stabiliser is a running maximum along the row",
 }
 """Mixers in whose results another document leaves rounding behind, and why; in all others not one bit changes."""

@@ -111,7 +111,7 @@ def nemo_operator(mixer):
     try:
         return module.HyenaOperator(
             SimpleNamespace(hidden_size=D, init_method=None, output_layer_init_method=None), L, submodules=parts,
-            short_filter_order=config.d_conv, emb_dim=config.d_embed, mlp_width=config.filter_width,
+            short_filter_order=config.d_conv, emb_dim=config.d_embed, mlp_width=config.d_filter,
             num_inner_mlps=config.n_inner, shift=config.shift, learn_pos_emb_z=False, fftconv_type="safari",
         )
     finally:
