@@ -35,9 +35,9 @@ def plan(
     set_: Set = None,
     json: Json = False,
 ) -> None:
-    """Plan a recipe: operations, bytes and times in training, prefill and decode, and what fits.
+    """Say what a recipe will cost, before it runs.
 
-    Everything is counted from the model built without memory. Times are the least that the device's data sheet allows.
+    Operations, bytes and times in training, prefill and decode, and what fits. Everything is counted from the model built without memory. Times are the least that the device's data sheet allows.
     """
     import torch
 

@@ -42,6 +42,7 @@ OPTIONS = {
     ),
     "list": "KIND --json --verbose -v",
     "new-plugin": "NAME --path",
+    "plan": "RECIPE --batch-size --device --dtype --json --length --set",
     "plugins": "--json",
     "report": "SOURCES... --charts --json --output --skip-corrupt --title -o",
     "schema": "--output -o",
