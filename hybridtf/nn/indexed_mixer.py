@@ -135,7 +135,8 @@ class IndexedMixer(SoftmaxMixer):
         loss = indexer_kl(choice.scores, of_block, choice.ids)
         count = n_real((x.shape[0], x.shape[1]), segments, x.device)
         after = {"keys": held.leaf, **choice.leaves} if choice.leaves and state is not None else held.leaf
-        written = {CHOICE: choice.tokens} if self.writes else {}
+        # A set: in the order of positions, as the order of equal scores may depend on how the input is cut.
+        written = {CHOICE: choice.tokens.sort(-1).values} if self.writes else {}
         return self.leave(y, gate), after, Extras(written, {LOSS: (loss, count)})
 
     def _tokens(self, asked: Asked, held: Held) -> Choice:
