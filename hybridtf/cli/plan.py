@@ -37,7 +37,8 @@ def plan(
 ) -> None:
     """Say what a recipe will cost, before it runs.
 
-    Operations, bytes and times in training, prefill and decode, and what fits. Everything is counted from the model built without memory. Times are the least that the device's data sheet allows.
+    Operations, bytes and times in training, prefill and decode, and what fits. Everything is counted from the model built
+    without memory. Times are the least that the device's data sheet allows.
     """
     import torch
 
