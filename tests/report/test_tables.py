@@ -138,7 +138,9 @@ def test_detail_tables() -> None:
     assert memory[0]["longest"] == f"3,391 tokens in 2.00{THIN}GB"
     assert memory[1]["state"] == 0
     assert [row["n_documents"] for row in quality_table(evidence).to_rows()] == [25, 25, 25]
-    assert extrapolation_table(evidence).to_rows()[0]["bits_per_byte_8x"] == pytest.approx(2.284 + 3 * 0.52)
+    far = next(row for row in extrapolation_table(evidence).to_rows() if row["ratio"] == "8x")
+    assert far["bits_per_byte"] == pytest.approx(2.284 + 3 * 0.52)
+    assert (far["length"], far["trained_length"], far["result"]) == (8 * sample.TRAINED, sample.TRAINED, "ok")
 
 
 @pytest.mark.parametrize(
