@@ -132,7 +132,7 @@ def collapse(
         if value is None or end <= trained_length:
             continue
         why = None
-        if value >= uniform:
+        if value >= uniform - 1e-6 * uniform:  # scores are float32: those of a uniform model may round below it
             why = f"{value:.3f} bits/byte, no better than the {uniform:.3f} of the uniform model"
         elif within is not None and value > within + COLLAPSE_MARGIN:
             why = f"{value:.3f} bits/byte, more than {COLLAPSE_MARGIN:g} above the {within:.3f} within the trained length"
