@@ -51,17 +51,20 @@ def long_context_claim(records: Sequence[Mapping[str, Any]], *, threshold: float
 
     Raises :class:`ClaimError` where fewer than two tasks were measured, rows showed what was asked for at one depth alone, a
     length has fewer than 100 rows, none is past the trained one, or answers past it are not right often enough: the lower end
-    of the interval of accuracy must reach ``threshold`` at every task, and at every length up to the one claimed.
+    of the interval of accuracy must reach ``threshold`` for every task and seed, and at every length up to the one claimed.
     """
     found = [r for r in records if r.get("kind") == "extrapolation" and r.get("protocol") == "rows"]
-    tasks = {str(r["task"]): r for r in found}  # a task measured again counts as it was last
+    latest = {(str(r["task"]), r.get("seed")): r for r in found}  # measured again counts as it was last
+    tasks: dict[str, list[Mapping[str, Any]]] = {}
+    for (task, _), record in latest.items():
+        tasks.setdefault(task, []).append(record)
     if len(tasks) < LEAST_TASKS:
         only = f"only {next(iter(tasks))!r} was measured" if tasks else "no task of drawn rows was measured"
         raise ClaimError(f"{NO_CLAIM}: {only}, and one task (a needle above all) does not tell; take {LEAST_TASKS}")
-    models = sorted({str(r.get("pattern") or r.get("recipe")) for r in tasks.values()})
+    models = sorted({str(r.get("pattern") or r.get("recipe")) for r in latest.values()})
     if len(models) > 1:  # runs on several tasks are several recipes, but they have the same layers
         raise ClaimError(f"{NO_CLAIM}: the records are of several models: {', '.join(models)}")
-    for task, record in tasks.items():
+    for (task, _), record in latest.items():
         _check_depths(task, record)
     return _longest(tasks, threshold)
 
@@ -76,9 +79,21 @@ def _check_depths(task: str, record: Mapping[str, Any]) -> None:
             raise ClaimError(f"{NO_CLAIM}: {task!r} was asked at one depth alone at {length} tokens")
 
 
-def _longest(tasks: Mapping[str, Mapping[str, Any]], threshold: float) -> Claim:
-    trained = max(int(r["trained_length"]) for r in tasks.values())
-    measured = {task: {e["length"]: e for e in r["by_length"] if e["accuracy"] is not None} for task, r in tasks.items()}
+def _worst_of_seeds(records: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+    """By length: what the seed answered that is surely right least often; lengths that all seeds have."""
+    seeds = [{e["length"]: e for e in record["by_length"] if e["accuracy"] is not None} for record in records]
+    shared = set.intersection(*map(set, seeds))
+    return {n: min((entries[n] for entries in seeds), key=_surely_right) for n in shared}
+
+
+def _surely_right(entry: Mapping[str, Any]) -> float:
+    """The lower end of the interval; 0 where one row shows none."""
+    return float((entry["interval"] or [0.0])[0])
+
+
+def _longest(tasks: Mapping[str, Sequence[Mapping[str, Any]]], threshold: float) -> Claim:
+    trained = max(int(record["trained_length"]) for records in tasks.values() for record in records)
+    measured = {task: _worst_of_seeds(records) for task, records in tasks.items()}
     shared = sorted(set.intersection(*(set(entries) for entries in measured.values())))
     past = [length for length in shared if length > trained]
     if not past:
@@ -92,7 +107,7 @@ def _longest(tasks: Mapping[str, Mapping[str, Any]], threshold: float) -> Claim:
                 f"{NO_CLAIM}: fewer than {LEAST_ROWS} rows at {length} tokens, {length / trained:g} times the trained length "
                 f"({', '.join(few)})"
             )
-        low = {task: (e["interval"] or [0.0])[0] for task, e in entries.items()}
+        low = {task: _surely_right(e) for task, e in entries.items()}
         if few or min(low.values()) < threshold:
             break
         good.append(length)

@@ -32,8 +32,8 @@ TOKENS_AT_ONCE = 1 << 20
 
 @dataclass
 class Answers:
-    """Every scored token of the finished rows of a length: ``row`` counts them, ``right`` (n), ``distance`` and ``depth`` (n;
-    NaN where the row does not show the token)."""
+    """Every scored token of the finished rows of a length: ``row`` counts them, ``right``, ``distance`` and ``depth`` (NaN
+    where the row does not show the token) and ``place``, the position of the input that it is said after; (n) each."""
 
     result: Result = "not_run"
     note: str | None = None
@@ -53,12 +53,13 @@ class Answers:
             known = evidence != NO_EVIDENCE
             distance[known] = column[known] + 1 - evidence[known]
             depth[known] = evidence[known] / np.maximum(column[known], 1)
-        self._parts.append((row + self.n_rows, right, distance, depth))
+        self._parts.append((row + self.n_rows, right, distance, depth, column))
         self.n_rows += len(batch.inputs)
 
     def columns(self) -> tuple[NDArray[Any], ...]:
-        """``row``, ``right``, ``distance`` and ``depth`` of all of them."""
-        empty = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.bool_), np.empty(0), np.empty(0))
+        """``row``, ``right``, ``distance``, ``depth`` and ``place`` of all of them."""
+        whole = np.empty(0, dtype=np.int64)
+        empty = (whole, np.empty(0, dtype=np.bool_), np.empty(0), np.empty(0), whole)
         parts = self._parts or [empty]
         return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
 
@@ -77,7 +78,8 @@ def measure_rows(model: nn.Module, task: Task, asked: Lengths, max_rows: int) ->
     columns = [one.columns() for one in found]
     return {
         "protocol": "rows", "max_rows": max_rows, "metric": task.metric, "by_length": by_length,
-        "grid": _grid(asked.ends, columns), "by_distance": _by_distance(columns), "collapse": failed,
+        "grid": _grid(asked.ends, columns), "by_distance": _by_doubling(columns, 2),
+        "by_place": _by_doubling(columns, 4), "collapse": failed,
         "note": "; ".join([*notes, *more]) or None,
     }
 
@@ -127,7 +129,7 @@ def _read_batch(model: nn.Module, batch: Batch, answers: Answers, chunk: int, de
 def _scores(task: Task, answers: Answers) -> dict[str, Any]:
     """Of one length: shares of tokens and of whole rows, their intervals over rows, and what chance reaches in the task's
     measure (``chance`` of tokens, ``row_chance`` of rows)."""
-    row, right, _, _ = answers.columns()
+    row, right, *_ = answers.columns()
     out: dict[str, Any] = {"accuracy": None, "interval": None, "row_accuracy": None, "row_interval": None}
     out |= {"n_rows": answers.n_rows, "chance": None, "row_chance": None, "result": answers.result}
     out["chance" if task.metric == "accuracy" else "row_chance"] = answers.chance
@@ -152,7 +154,7 @@ def _grid(ends: Sequence[int], columns: Sequence[tuple[NDArray[Any], ...]]) -> d
     """Accuracy by length (rows) and depth (columns, by the depth that a bin begins at); None where no depth is known."""
     accuracy: list[list[float | None]] = []
     counts: list[list[int]] = []
-    for _, right, _, depth in columns:
+    for _, right, _, depth, _ in columns:
         known = ~np.isnan(depth)
         bins = np.minimum((depth[known] * DEPTHS).astype(np.int64), DEPTHS - 1)
         n = np.bincount(bins, minlength=DEPTHS)
@@ -164,12 +166,13 @@ def _grid(ends: Sequence[int], columns: Sequence[tuple[NDArray[Any], ...]]) -> d
     return {"lengths": list(ends), "depths": [i / DEPTHS for i in range(DEPTHS)], "accuracy": accuracy, "n": counts}
 
 
-def _by_distance(columns: Sequence[tuple[NDArray[Any], ...]]) -> list[list[float]]:
-    """``[least distance, accuracy, scored tokens]`` over all lengths, in bins that double."""
+def _by_doubling(columns: Sequence[tuple[NDArray[Any], ...]], which: int) -> list[list[float]]:
+    """``[least value, accuracy, scored tokens]`` over all lengths, in bins that double, of the column ``which``; the first
+    place is in the bin of the second."""
     right = np.concatenate([c[1] for c in columns])
-    distance = np.concatenate([c[2] for c in columns])
-    known = ~np.isnan(distance)
-    bins = np.log2(distance[known]).astype(np.int64)
+    value = np.concatenate([c[which] for c in columns])
+    known = ~np.isnan(value)
+    bins = np.log2(np.maximum(value[known], 1)).astype(np.int64)
     n = np.bincount(bins)
     hits = np.bincount(bins, weights=right[known])
     return [[2**i, float(hits[i] / n[i]), int(n[i])] for i in range(len(n)) if n[i]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hybridtf.bench.claims import ClaimError, long_context_claim
 from hybridtf.report import evidence as ev
 from hybridtf.report import numbers
 from hybridtf.report.table import Cell, Column, Table, exact
@@ -139,7 +140,23 @@ def extrapolation_table(evidence: ev.Evidence) -> Table:
             )
     found_notes = [(s.label, note) for s in evidence.subjects for r in s.of("extrapolation") for note in _warnings(r)]
     notes = [f"{label}: {note}" for label, note in dict.fromkeys(found_notes)]
-    return Table("Longer than trained", columns, tuple(rows), tuple(notes))
+    return Table("Longer than trained", columns, tuple(rows), (*notes, *long_row_claims(evidence)))
+
+
+def long_row_claims(evidence: ev.Evidence) -> list[str]:
+    """One sentence for each model that was measured on drawn rows: what it may be said to read, or why nothing may. Runs of
+    one pattern on several tasks are one model."""
+    models: dict[str, list[ev.Record]] = {}
+    for subject in evidence.subjects:
+        for record in subject.of("extrapolation", protocol="rows"):
+            models.setdefault(str(record.get("pattern") or subject.label), []).append(record)
+    said = []
+    for name, records in models.items():
+        try:
+            said.append(f"{name}: {long_context_claim(records)}.")
+        except ClaimError as reason:
+            said.append(f"{name}: {reason}.")
+    return said
 
 
 def _lengths(subject: ev.Subject) -> dict[tuple[str, str, int, int], list[ev.Record]]:

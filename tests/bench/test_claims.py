@@ -64,6 +64,12 @@ def test_the_longest_trained_length_counts_and_loss_is_no_claim():
         long_context_claim([record(), {**record("text"), "protocol": "documents"}])
 
 
+def test_every_seed_must_bear_it_out():
+    seeds = [record("mqar", seed=0), record("mqar", seed=1, accuracy=(1.0, 0.95, 0.2))]
+    assert long_context_claim([record(), *seeds]).length == 128
+    assert long_context_claim([record(), seeds[1], {**seeds[0], "seed": 1}]).length == 256  # measured again
+
+
 def test_few_rows_further_out_end_the_claim_before_them():
     few = record("mqar")
     few["by_length"][2]["n_rows"] = 10

@@ -82,6 +82,7 @@ def test_a_model_that_solves_the_task_is_right_at_every_length_depth_and_distanc
     assert [sum(row) for row in found["grid"]["n"]] == [30, 30, 30]
     assert {a for row in found["grid"]["accuracy"] for a in row} <= {1.0, None}
     assert sum(n for _, _, n in found["by_distance"]) == 90
+    assert found["by_place"] == [[16, 1, 30], [32, 1, 30], [1024, 1, 30]]  # said after positions 31, 63 and 2047
     assert found["collapse"] is None
 
 
