@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hybridtf.bench.bootstrap import interval_of_share
-from hybridtf.bench.reading import Lengths, Result, Stopped, read
+from hybridtf.bench.reading import Lengths, Result, Stopped, read, rows_that_fit
 from hybridtf.core import ConfigError
 from hybridtf.cost import state_size
 from hybridtf.cost.calls import has_state
@@ -85,8 +85,8 @@ def measure_rows(model: nn.Module, task: Task, asked: Lengths, max_rows: int) ->
 
 
 def _answer(model: nn.Module, task: Task, length: int, asked: Lengths, max_rows: int) -> Answers:
-    """The rows of one length. Those that were finished before memory or time ran out count: which they are does not depend
-    on what is in them."""
+    """The rows of one length. Those that were finished before time ran out count: which they are does not depend on what is in
+    them."""
     answers = Answers()
     deadline = None if asked.timeout is None else time.monotonic() + asked.timeout
     try:
@@ -94,15 +94,18 @@ def _answer(model: nn.Module, task: Task, length: int, asked: Lengths, max_rows:
     except ConfigError as error:
         answers.note = str(error)
         return answers
-    few = max(1, TOKENS_AT_ONCE // length)
-    answers.chance = task.at_length(length, min(few, max_rows)).baselines().get("chance")
+    few = min(max(1, TOKENS_AT_ONCE // length), max_rows)
     try:
+        answers.chance = task.at_length(length, few).baselines().get("chance")
+        at_once = rows_that_fit(model, length, min(few, asked.batch_size))
         with evaluating(model), torch.no_grad():
-            for batch in longer.eval_batches(min(few, asked.batch_size), length):
+            for batch in longer.eval_batches(at_once, length):
                 _read_batch(model, batch, answers, asked.chunk, deadline)
                 if asked.progress is not None:
                     asked.progress()
         answers.result = "ok"
+    except MemoryError:  # of the rows themselves
+        answers.result, answers.note = "out_of_memory", "the rows do not fit into memory"
     except Stopped as ended:
         partial = answers.n_rows and ended.result == "timed_out"
         answers.result = "ok" if partial else ended.result

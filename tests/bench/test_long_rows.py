@@ -10,7 +10,7 @@ from torch import nn
 
 from hybridtf.bench import Subject, measure_extrapolation
 from hybridtf.bench.bootstrap import interval_of_share
-from hybridtf.bench.reading import Stopped, out_of_memory, read
+from hybridtf.bench.reading import Stopped, out_of_memory, read, rows_that_fit
 from hybridtf.core import ConfigError, active
 from hybridtf.cost import state_size
 from hybridtf.cost.live_bytes import LiveBytes
@@ -209,6 +209,20 @@ def test_out_of_memory_is_a_result_and_the_sweep_goes_on(error):
     assert [e["result"] for e in found["by_length"]] == ["ok", "out_of_memory", "out_of_memory"]
     assert found["by_length"][0]["accuracy"] == 1
     assert found["by_length"][1]["accuracy"] is None
+
+
+def test_a_state_that_cannot_fit_is_not_begun(monkeypatch):
+    one = mamba("m a")
+    model = one.build()
+    short, long = (state_size(model, n)["used"] for n in (32, 128))
+    monkeypatch.setattr("hybridtf.bench.reading.physical_memory", lambda: (short + long) // 2)
+    found = measure(one, model=model, batch_size=4)
+    assert [e["result"] for e in found["by_length"]] == ["ok", "out_of_memory"]
+    assert f"128 tokens: the state of a row takes {long:,} of {(short + long) // 2:,} bytes of memory" in found["note"]
+    assert found["by_length"][0]["n_rows"] == 12  # fewer at once, all of them in the end
+    assert rows_that_fit(model, 32, 4) == (short + long) // 2 // short < 4
+    fixed = measure(mamba("m m"), batch_size=4)  # whose state does not grow
+    assert [e["result"] for e in fixed["by_length"]] == ["ok", "ok"]
 
 
 def test_another_error_is_no_result():
