@@ -61,12 +61,17 @@ def long_context_claim(records: Sequence[Mapping[str, Any]], *, threshold: float
     if len(tasks) < LEAST_TASKS:
         only = f"only {next(iter(tasks))!r} was measured" if tasks else "no task of drawn rows was measured"
         raise ClaimError(f"{NO_CLAIM}: {only}, and one task (a needle above all) does not tell; take {LEAST_TASKS}")
-    models = sorted({str(r.get("pattern") or r.get("recipe")) for r in latest.values()})
-    if len(models) > 1:  # runs on several tasks are several recipes, but they have the same layers
-        raise ClaimError(f"{NO_CLAIM}: the records are of several models: {', '.join(models)}")
+    if len({model_of(r) for r in latest.values()}) > 1:
+        names = sorted({str(r.get("recipe")) for r in latest.values()})
+        raise ClaimError(f"{NO_CLAIM}: the records are of several models: {', '.join(names)}")
     for (task, _), record in latest.items():
         _check_depths(task, record)
     return _longest(tasks, threshold)
+
+
+def model_of(record: Mapping[str, Any]) -> str:
+    """What model a record is of: runs of one model on several tasks are several recipes. Of a foreign model its name."""
+    return str(record.get("model_hash") or record.get("recipe"))
 
 
 def _check_depths(task: str, record: Mapping[str, Any]) -> None:

@@ -32,7 +32,7 @@ from hybridtf.bench.loss_by_position import (
 from hybridtf.bench.reading import Lengths, Result, Stopped
 from hybridtf.bench.records import Record, make_record
 from hybridtf.bench.scoring import Carried, score_carried, score_windows
-from hybridtf.bench.subject import Subject
+from hybridtf.bench.subject import Subject, recipe_hash
 from hybridtf.core import ConfigError, DataError
 from hybridtf.cost import state_size
 from hybridtf.cost.calls import has_state
@@ -87,8 +87,17 @@ def measure_extrapolation(
             fields |= _along(model, task, documents, asked, reached, notes)
         else:
             fields |= _in_windows(model, documents, asked, stride, reached, notes)
-    fields = {**asked.fields(), "task": task.name, **fields}
+    fields = {**asked.fields(), "task": task.name, "model_hash": _model_hash(subject), **fields}
     return make_record("extrapolation", subject.identity(model), fields)
+
+
+def _model_hash(subject: Subject) -> str | None:
+    """The same for a model that is trained on several tasks: of its recipe's model but what the task asks of it. None for a
+    foreign model."""
+    model = (subject.recipe or {}).get("model")
+    if model is None:
+        return None
+    return recipe_hash({"model": {name: value for name, value in model.items() if name not in ("vocab_size", "max_seq_len")}})
 
 
 def choose_documents(

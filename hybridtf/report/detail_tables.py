@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hybridtf.bench.claims import ClaimError, long_context_claim
+from hybridtf.bench.claims import ClaimError, long_context_claim, model_of
 from hybridtf.report import evidence as ev
 from hybridtf.report import numbers
 from hybridtf.report.table import Cell, Column, Table, exact
@@ -144,18 +144,21 @@ def extrapolation_table(evidence: ev.Evidence) -> Table:
 
 
 def long_row_claims(evidence: ev.Evidence) -> list[str]:
-    """One sentence for each model that was measured on drawn rows: what it may be said to read, or why nothing may. Runs of
-    one pattern on several tasks are one model."""
+    """One sentence for each model that was measured on drawn rows, in its runs on one task or several: what it may be said to
+    read, or why nothing may."""
     models: dict[str, list[ev.Record]] = {}
+    labels: dict[str, list[str]] = {}
     for subject in evidence.subjects:
         for record in subject.of("extrapolation", protocol="rows"):
-            models.setdefault(str(record.get("pattern") or subject.label), []).append(record)
+            models.setdefault(model_of(record), []).append(record)
+            labels.setdefault(model_of(record), []).append(subject.label)
     said = []
-    for name, records in models.items():
+    for model, records in models.items():
+        names = " and ".join(dict.fromkeys(labels[model]))
         try:
-            said.append(f"{name}: {long_context_claim(records)}.")
+            said.append(f"{names}: {long_context_claim(records)}.")
         except ClaimError as reason:
-            said.append(f"{name}: {reason}.")
+            said.append(f"{names}: {reason}.")
     return said
 
 

@@ -18,8 +18,8 @@ def record(task="needles", *, trained=64, at=(64, 128, 256), accuracy=(1.0, 0.99
     counts = [[n // depths if i < depths else 0 for i in range(10)] for _ in at]
     grid = {"lengths": list(at), "depths": DEPTHS, "accuracy": [], "n": counts}
     return {
-        "kind": "extrapolation", "protocol": "rows", "task": task, "pattern": "m a", "recipe": task, "trained_length": trained,
-        "by_length": by_length, "grid": grid, **more,
+        "kind": "extrapolation", "protocol": "rows", "task": task, "model_hash": "0ab1", "recipe": f"runs/{task}",
+        "trained_length": trained, "by_length": by_length, "grid": grid, **more,
     }
 
 
@@ -35,7 +35,8 @@ def test_refusal_11_a_long_context_claim_needs_two_tasks_two_depths_a_hundred_ro
     refused(record(), record("mqar", n=99), why=r"fewer than 100 rows at 128 tokens, 2 times .* \('mqar' has 99\)")
     refused(record(at=(32, 64)), record("mqar"), why="no length past the trained 64 tokens was measured on all tasks")
     refused(record(at=(64, 512)), record("mqar"), why="no length past the trained 64 tokens")  # none that both have
-    refused(record(), record("mqar", pattern="a"), why="records are of several models: a, m a")
+    refused(record(), record("mqar", model_hash="a"), why="records are of several models: runs/mqar, runs/needles")
+    refused(record(model_hash=None), record("mqar", model_hash=None), why="of several models")
     refused(record(), record("mqar", accuracy=(1.0, 0.5)), why="at 128 tokens, 2 times .* 'mqar' is surely right for 47.0 %")
 
 

@@ -174,6 +174,14 @@ def test_a_million_tokens_by_carried_state():
     assert time.monotonic() - began < 600
 
 
+def test_runs_of_one_model_on_several_tasks_are_known_as_such():
+    one, wider = mamba(), mamba(vocab_size=64)
+    hashes = {measure(s, max_rows=1, multiples=(1,))["model_hash"] for s in (one, wider)}
+    assert len(hashes) == 1
+    assert measure(mamba("m m m"), max_rows=1, multiples=(1,))["model_hash"] not in hashes
+    assert measure(solver(), max_rows=1, multiples=(1,))["model_hash"] is None
+
+
 # -- what ends a length early ------------------------------------------------------------------------------------------
 
 

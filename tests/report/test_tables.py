@@ -180,3 +180,26 @@ def test_two_tasks_are_told_apart_and_the_common_one_is_compared() -> None:
     records = [sample.quality("attention"), sample.quality("mamba2"), sample.recall("attention", 0.61)]
     assert [row["bits_per_byte"] for row in compare_table(records).to_rows()] == [2.284, 2.243]
     assert [row["task"] for row in quality_table(gather(records)).to_rows()] == ["sotu", "mqar", "sotu"]
+
+
+def test_rows_beyond_the_trained_length_and_the_claim_they_bear_out() -> None:
+    def measured(task: str, n_rows: int) -> dict[str, object]:
+        entry = {"length": 256, "ratio": 4, "accuracy": 0.97, "interval": [0.95, 0.99], "n_rows": n_rows, "chance": 0.1}
+        entry["result"] = "ok"
+        failed = {**entry, "length": 512, "ratio": 8, "accuracy": None, "interval": None, "result": "out_of_memory"}
+        collapse = {"length": 512, "ratio": 8, "why": "of a reason"}
+        return sample.common(
+            "extrapolation", "mamba2", 0, protocol="rows", task=task, model_hash="ab", trained_length=64,
+            by_length=[entry, failed], grid=None, collapse=collapse, note=None,
+        )
+
+    table = extrapolation_table(gather([measured("mqar", 120), measured("needles", 200)]))
+    near, far = [row for row in table.to_rows() if row["task"] == "mqar"]
+    assert (near["trained_length"], near["length"], near["ratio"]) == (64, 256, "4x")
+    assert (near["accuracy"], near["chance"]) == (0.97, 0.1)
+    assert (far["accuracy"], far["result"]) == (None, "out of memory")
+    claim = "mamba2: answers at least 85.6 % right at 256 tokens, 4 times the trained length of 64, on mqar and needles"
+    assert any(note.startswith(claim) for note in table.notes)
+    assert "mamba2: collapsed at 512 tokens (8x the trained length): of a reason" in table.notes
+    few = extrapolation_table(gather([measured("mqar", 99), measured("needles", 200)]))
+    assert "fewer than 100 rows at 256 tokens, 4 times the trained length" in few.notes[-1]
