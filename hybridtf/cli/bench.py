@@ -165,9 +165,7 @@ def extrapolation(
     from hybridtf.report.detail_tables import extrapolation_table
 
     registries()
-    asked: dict[str, Any] = {"multiples": _multiples(multiples)}
-    if lengths is not None:
-        asked["lengths"] = [_length(word, lengths) for word in lengths.split(",")]
+    asked: dict[str, Any] = {"multiples": _multiples(multiples), "lengths": _lengths(lengths)}
     asked |= {"chunk": chunk, "batch_size": batch_size, "timeout": timeout, "max_documents": max_documents}
     asked |= {"stride": stride, "max_rows": max_rows}
     records = []
@@ -191,14 +189,16 @@ def _multiples(text: str) -> list[int]:
     return [int(n) for n in text.split(",")]
 
 
-def _length(word: str, text: str) -> int:
-    """Tokens of ``64``, ``64k`` (1,024 each) or ``1M``."""
+def _lengths(text: str | None) -> list[int] | None:
+    """Tokens of ``64``, ``64k`` (1,024 each) or ``1M``, with commas between."""
     from hybridtf.core import ConfigError
 
-    match = re.fullmatch(r"(\d+)([kKmM]?)", word)
-    if match is None:
+    if text is None:
+        return None
+    words = [re.fullmatch(r"(\d+)([kKmM]?)", word) for word in text.split(",")]
+    if not all(words):
         raise ConfigError(f"--lengths {text}: must be tokens with commas between, such as 1k,64k,1M")
-    return int(match[1]) << 10 * " km".index(match[2].lower() or " ")
+    return [int(word[1]) << 10 * " km".index(word[2].lower() or " ") for word in words if word]
 
 
 def _task_and_length(run: LoadedRun, source: str, length: int | None) -> tuple[Any, int]:

@@ -129,7 +129,7 @@ def extrapolation_table(evidence: ev.Evidence) -> Table:
                     "protocol": protocol,
                     "trained_length": exact(trained),
                     "length": exact(length),
-                    "ratio": f"{length / trained:.4g}x",
+                    "ratio": f"{length / trained:,.6g}x",
                     "bits_per_byte": _over_seeds(found, "bits_per_byte", "interval"),
                     "accuracy": _over_seeds(found, "accuracy", "interval"),
                     "row_accuracy": _over_seeds(found, "row_accuracy", "row_interval"),
