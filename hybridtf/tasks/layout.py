@@ -54,13 +54,13 @@ def written(pieces: Sequence[Piece], width: int) -> Rows:
         end += sizes
     if all(piece.sizes is None for piece in pieces):
         assert (end == width + 1).all()
-        return asked(tokens, scored, shown)
-    rows = asked(tokens, scored, shown)
+        return asked(tokens, scored, shown=shown)
+    rows = asked(tokens, scored, shown=shown)
     inputs = np.where(np.arange(width) < (end - 1)[:, None], rows.inputs, 0)  # no answer is left in the padding
     return Rows(inputs, rows.targets, end - 1, rows.evidence)
 
 
-def asked(tokens: Longs, scored: NDArray[np.bool_], shown: Longs | None = None) -> Rows:
+def asked(tokens: Longs, scored: NDArray[np.bool_], *, shown: Longs | None = None) -> Rows:
     """Rows (b t) of tokens (b t + 1), of which the ``scored`` ones must be said by what stands before them, and are found at
     the positions ``shown`` (b t + 1)."""
     evidence = None if shown is None else np.where(scored[:, 1:], shown[:, 1:], NO_EVIDENCE)

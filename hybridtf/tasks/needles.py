@@ -158,7 +158,7 @@ class NeedlesConfig(SyntheticConfig):
         shown = np.full_like(tokens, NO_EVIDENCE)
         digit = (begin.reshape(b, n, -1, 1) + self.n_key + np.arange(self.n_digits)).reshape(b, n, -1)[:, : size.n_queries]
         shown[:, room + 1 :] = np.pad(digit, ((0, 0), (0, 0), (self.n_key, 0)), constant_values=NO_EVIDENCE).reshape(b, -1)
-        return asked(tokens, scored, shown)
+        return asked(tokens, scored, shown=shown)
 
     def _places(self, size: NeedleRows, key: tuple[int, ...], index: Longs) -> tuple[Longs, Longs]:
         """(b needles) where needles begin, rising; (b keys values) which of them belong to each key, rising.

@@ -140,7 +140,7 @@ class VariableTrackingConfig(SyntheticConfig):
         # A value stands on the right of its chain's first assignment, a variable on the left of its own.
         shown = np.full_like(tokens, NO_EVIDENCE)
         shown[:, room + 2 :] = begin[:, :1] + 2 if self.ask == "value" else begin[:, :links]
-        return asked(tokens, np.broadcast_to(np.arange(tokens.shape[1]) >= room + 2, tokens.shape), shown)
+        return asked(tokens, np.broadcast_to(np.arange(tokens.shape[1]) >= room + 2, tokens.shape), shown=shown)
 
     def baselines(self) -> dict[str, float]:
         """``chance``: any value (or variable); ``own``: any that the row has, counted over the test sizes."""
