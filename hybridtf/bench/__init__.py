@@ -1,5 +1,6 @@
 """Measuring: speed, memory, quality, extrapolation, and what a model is made of. Every measurement is one record."""
 
+from hybridtf.bench.claims import ClaimError, long_context_claim
 from hybridtf.bench.comparison import CompareOptions, compare
 from hybridtf.bench.describe import measure_model
 from hybridtf.bench.environment import environment
@@ -12,8 +13,8 @@ from hybridtf.bench.subject import Identity, Subject, recipe_hash
 from hybridtf.bench.timing import machine_floor
 
 __all__ = [
-    "KINDS", "SCHEMA", "CompareOptions", "Identity", "Record", "Records", "Subject",
-    "append_record", "compare", "count_bytes", "environment", "machine_floor", "make_record",
+    "KINDS", "SCHEMA", "ClaimError", "CompareOptions", "Identity", "Record", "Records", "Subject",
+    "append_record", "compare", "count_bytes", "environment", "long_context_claim", "machine_floor", "make_record",
     "measure_extrapolation", "measure_memory", "measure_model", "measure_quality", "measure_speed",
     "read_records", "recipe_hash", "select",
 ]

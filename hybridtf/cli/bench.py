@@ -140,6 +140,9 @@ def extrapolation(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run, checkpoint or model folders.")],
     against: Against = None,
     multiples: Multiples = "1,2,4,8,16",
+    lengths: Annotated[
+        str | None, typer.Option("--lengths", metavar="N,N,...", help="Tokens instead of multiples, as in 1k,64k,1M.")
+    ] = None,
     trained_length: Annotated[
         int | None, typer.Option("--trained-length", min=1, help="Default: the recipe's train.seq_len.")
     ] = None,
@@ -147,7 +150,12 @@ def extrapolation(
         int | None, typer.Option("--chunk", min=1, help="Tokens a call. Default: the trained length, at most 512.")
     ] = None,
     batch_size: BatchSize = 8,
+    timeout: Annotated[float | None, typer.Option("--timeout", min=0.001, help="Seconds a length may take.")] = None,
     max_documents: Annotated[int | None, typer.Option("--max-documents", min=1, help="Read at most so many.")] = None,
+    stride: Annotated[
+        int | None, typer.Option("--stride", min=1, help="Read documents in windows that move by so many tokens.")
+    ] = None,
+    max_rows: Annotated[int, typer.Option("--max-rows", min=1, help="Rows of each length, where they are drawn.")] = 128,
     device: Device = None,
     output: Records = None,
     json: Json = False,
@@ -157,24 +165,16 @@ def extrapolation(
     from hybridtf.report.detail_tables import extrapolation_table
 
     registries()
-    lengths = _multiples(multiples)
+    asked: dict[str, Any] = {"multiples": _multiples(multiples), "lengths": _lengths(lengths)}
+    asked |= {"chunk": chunk, "batch_size": batch_size, "timeout": timeout, "max_documents": max_documents}
+    asked |= {"stride": stride, "max_rows": max_rows}
     records = []
     with interruptible("nothing was written"):
         for source in [*(against or ()), *runs]:
             run = read_run(source, device)
-            task, trained = _text_and_length(run, source, trained_length)
-            records.append(
-                measure_extrapolation(
-                    run_subject(run, name_of(source)),
-                    run.model,
-                    task,
-                    trained_length=trained,
-                    multiples=lengths,
-                    chunk=chunk,
-                    batch_size=batch_size,
-                    max_documents=max_documents,
-                )
-            )
+            task, trained = _task_and_length(run, source, trained_length)
+            subject = run_subject(run, name_of(source))
+            records.append(measure_extrapolation(subject, run.model, task, trained_length=trained, **asked))
     _finish(records, extrapolation_table, output, json)
 
 
@@ -189,13 +189,25 @@ def _multiples(text: str) -> list[int]:
     return [int(n) for n in text.split(",")]
 
 
-def _text_and_length(run: LoadedRun, source: str, length: int | None) -> tuple[Any, int]:
+def _lengths(text: str | None) -> list[int] | None:
+    """Tokens of ``64``, ``64k`` (1,024 each) or ``1M``, with commas between."""
+    from hybridtf.core import ConfigError
+
+    if text is None:
+        return None
+    words = [re.fullmatch(r"(\d+)([kKmM]?)", word) for word in text.split(",")]
+    if not all(words):
+        raise ConfigError(f"--lengths {text}: must be tokens with commas between, such as 1k,64k,1M")
+    return [int(word[1]) << 10 * " km".index(word[2].lower() or " ") for word in words if word]
+
+
+def _task_and_length(run: LoadedRun, source: str, length: int | None) -> tuple[Any, int]:
     """The task that a run was trained on, and the trained length: ``length`` where it is given."""
     from hybridtf.core import DataError
 
     trained = length or (run.recipe.train.seq_len if run.recipe.train is not None else None)
     if run.recipe.task is None or trained is None:
-        raise DataError(f"{source}: its recipe has no section [task] or [train], so there is no text or no trained length")
+        raise DataError(f"{source}: its recipe has no section [task] or [train], so there are no data or no trained length")
     return run.recipe.task.load(0), trained
 
 

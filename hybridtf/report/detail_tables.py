@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hybridtf.bench.claims import ClaimError, long_context_claim, model_of
 from hybridtf.report import evidence as ev
 from hybridtf.report import numbers
 from hybridtf.report.table import Cell, Column, Table, exact
@@ -103,27 +104,102 @@ def quality_table(evidence: ev.Evidence) -> Table:
 
 
 def extrapolation_table(evidence: ev.Evidence) -> Table:
-    """One row a recipe, one column for each multiple of the trained length at which any of them was scored."""
-    multiples = sorted(
-        {m for s in evidence.subjects for r in s.of("extrapolation") for m in ev.by_multiple(r, "bits_per_byte")}
-    )
+    """One row for each recipe, task, protocol and length: every figure beside the trained length and the ratio to it."""
     columns = (
         Column("recipe", "recipe"),
-        Column("trained_length", "trained length (tokens)", "plain"),
-        *(Column(f"bits_per_byte_{m:g}x", f"bits/byte at {m:g}x", "score", True) for m in multiples),
+        Column("task", "task"),
+        Column("protocol", "read as"),
+        Column("trained_length", "trained length (tokens)", "plain", short="trained at"),
+        Column("length", "length (tokens)", "plain", short="length"),
+        Column("ratio", "times the trained length", short="ratio"),
+        Column("bits_per_byte", "bits/byte (95 %)", "score", True, short="b/byte"),
+        Column("accuracy", "accuracy (95 %)", "score", True, short="accuracy"),
+        Column("row_accuracy", "rows right (95 %)", "score", True, short="rows right"),
+        Column("chance", "chance", "score"),
+        Column("n_units", "documents or rows", "plain", short="n"),
+        Column("result", "result"),
     )
     rows: list[dict[str, Cell]] = []
     for subject in evidence.subjects:
-        if subject.of("extrapolation"):
-            row: dict[str, Cell] = {"recipe": subject.label, "trained_length": exact(ev.trained_length(subject))}
-            rows.append(row | {f"bits_per_byte_{m:g}x": ev.at_multiple(subject, m) for m in multiples})
-    notes = [
-        f"{s.label}: {note}"
-        for s in evidence.subjects
-        for note in dict.fromkeys(_note(r) for r in s.of("extrapolation"))
-        if note
+        for (task, protocol, trained, length), found in _lengths(subject).items():
+            rows.append(
+                {
+                    "recipe": subject.label,
+                    "task": task,
+                    "protocol": protocol,
+                    "trained_length": exact(trained),
+                    "length": exact(length),
+                    "ratio": f"{length / trained:,.6g}x",
+                    "bits_per_byte": _over_seeds(found, "bits_per_byte", "interval"),
+                    "accuracy": _over_seeds(found, "accuracy", "interval"),
+                    "row_accuracy": _over_seeds(found, "row_accuracy", "row_interval"),
+                    "chance": _over_seeds(found, "chance") or _over_seeds(found, "row_chance"),
+                    "n_units": _over_seeds(found, "n_rows") or _over_seeds(found, "n_documents"),
+                    "result": ", ".join(dict.fromkeys(str(e.get("result")).replace("_", " ") for e in found)),
+                }
+            )
+    found_notes = [(s.label, note) for s in evidence.subjects for r in s.of("extrapolation") for note in _warnings(r)]
+    notes = [f"{label}: {note}" for label, note in dict.fromkeys(found_notes)]
+    return Table("Longer than trained", columns, tuple(rows), (*notes, *long_row_claims(evidence)))
+
+
+def long_row_claims(evidence: ev.Evidence) -> list[str]:
+    """One sentence for each model that was measured on drawn rows, in its runs on one task or several: what it may be said to
+    read, or why nothing may."""
+    models: dict[str, list[ev.Record]] = {}
+    labels: dict[str, list[str]] = {}
+    for subject in evidence.subjects:
+        for record in subject.of("extrapolation", protocol="rows"):
+            models.setdefault(model_of(record), []).append(record)
+            labels.setdefault(model_of(record), []).append(subject.label)
+    said = []
+    for model, records in models.items():
+        names = " and ".join(dict.fromkeys(labels[model]))
+        try:
+            said.append(f"{names}: {long_context_claim(records)}.")
+        except ClaimError as reason:
+            said.append(f"{names}: {reason}.")
+    return said
+
+
+def _lengths(subject: ev.Subject) -> dict[tuple[str, str, int, int], list[ev.Record]]:
+    """What each seed measured, by task, protocol, trained length and length."""
+    out: dict[tuple[str, str, int, int], list[ev.Record]] = {}
+    for record in subject.of("extrapolation"):
+        trained = ev.number(record, "trained_length")
+        for entry in record.get("by_length") or _by_multiple(record):
+            length = ev.number(entry, "length")
+            if trained and length:
+                key = (str(record.get("task")), str(record.get("protocol", "documents")), int(trained), int(length))
+                out.setdefault(key, []).append(entry)
+    return out
+
+
+def _by_multiple(record: ev.Record) -> list[ev.Record]:
+    """The same of a record that is older than ``by_length``: what was scored was documents."""
+    bits, spreads = ev.by_multiple(record, "bits_per_byte"), ev.by_multiple(record, "interval")
+    n, trained = record.get("n_documents"), ev.number(record, "trained_length") or 0
+    return [
+        {
+            "length": m * trained, "bits_per_byte": value, "interval": spreads.get(m), "n_documents": n,
+            "result": "not_run" if value is None else "ok",
+        }
+        for m, value in bits.items()
     ]
-    return Table("Longer than trained", columns, tuple(rows), tuple(notes))
+
+
+def _over_seeds(entries: list[ev.Record], name: str, interval: str | None = None) -> ev.Measured | None:
+    spreads = [ev.pair(entry.get(interval)) for entry in entries] if interval else None
+    return ev.over_seeds([ev.number(entry, name) for entry in entries], spreads)
+
+
+def _warnings(record: ev.Record) -> list[str]:
+    """The record's note, and where the model collapsed."""
+    collapse = record.get("collapse")
+    told = []
+    if isinstance(collapse, dict):
+        told.append(f"collapsed at {collapse['length']} tokens ({collapse['ratio']:g}x the trained length): {collapse['why']}")
+    return [*told, *([note] if (note := _note(record)) else [])]
 
 
 def _share(record: ev.Record) -> float | None:

@@ -34,6 +34,7 @@ _CONDITIONS = {
     "quality": ("task", "metric"),
     "speed": ("phase", "batch_size", "length"),
     "memory": ("phase", "batch_size", "length"),
+    "extrapolation": ("task", "protocol"),
 }
 
 

@@ -24,7 +24,7 @@ from hybridtf.tasks import (
     word_problem,
 )
 from hybridtf.tasks.arithmetic import ModularArithmeticConfig
-from hybridtf.tasks.base import IGNORE, Batch, Stream, Task, TaskSplit, Totals
+from hybridtf.tasks.base import IGNORE, NO_EVIDENCE, Batch, Stream, Task, TaskSplit, Totals
 from hybridtf.tasks.common_words import CommonWordsConfig
 from hybridtf.tasks.copying import CopyingConfig
 from hybridtf.tasks.frequent_words import FrequentWordsConfig
@@ -44,12 +44,12 @@ from hybridtf.tasks.variable_tracking import VariableTrackingConfig
 from hybridtf.tasks.word_problem import WordProblemConfig
 
 __all__ = [
-    "IGNORE", "Batch", "ByteTokenizer", "CommonWordsConfig", "CopyingConfig", "Decoder", "EvalDocument", "FileTokenizer",
-    "FrequentWordsConfig", "FuzzyRecallConfig", "InContextRecallConfig", "InductionHeadsConfig", "ListOpsConfig",
-    "MQARConfig", "MemorizationConfig", "ModularArithmeticConfig", "NeedlesConfig", "PhonebookConfig", "Rows", "RowsOf",
-    "SelectiveCopyingConfig", "Stream", "SyntheticConfig", "SyntheticTask", "Task", "TaskSplit", "TextConfig", "TextTask",
-    "Tokenizer", "Totals", "VariableTrackingConfig", "VaryingRows", "WholeRowTask", "WordProblemConfig", "hybridtf_tasks",
-    "make_tokenizer",
+    "IGNORE", "NO_EVIDENCE", "Batch", "ByteTokenizer", "CommonWordsConfig", "CopyingConfig", "Decoder", "EvalDocument",
+    "FileTokenizer", "FrequentWordsConfig", "FuzzyRecallConfig", "InContextRecallConfig", "InductionHeadsConfig",
+    "ListOpsConfig", "MQARConfig", "MemorizationConfig", "ModularArithmeticConfig", "NeedlesConfig", "PhonebookConfig", "Rows",
+    "RowsOf", "SelectiveCopyingConfig", "Stream", "SyntheticConfig", "SyntheticTask", "Task", "TaskSplit", "TextConfig",
+    "TextTask", "Tokenizer", "Totals", "VariableTrackingConfig", "VaryingRows", "WholeRowTask", "WordProblemConfig",
+    "hybridtf_tasks", "make_tokenizer",
 ]
 
 

@@ -16,10 +16,12 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hybridtf.core import Segments
-from hybridtf.core.errors import DataError
+from hybridtf.core.errors import ConfigError, DataError
 
 IGNORE = -100
 """The target of a token that is not scored; torch's own ``ignore_index``."""
+NO_EVIDENCE = -1
+"""In place of a position: the row does not show what is to be said, or nothing is scored."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +33,8 @@ class Batch:
     ``n_bytes``: UTF-8 bytes of the documents whose last token is scored here (0 for tasks that are not text). Summed
     over an evaluation, or over an epoch, it is the size of the text whatever the tokenizer. ``group``: what all its rows have
     in common, by which an evaluation tells scores apart (a length, a depth); "" where there is nothing to tell.
+    ``evidence`` (b t, int64): at a scored target the position of the input that shows the token to be said, -1 elsewhere;
+    None where the task does not know it. Measures by distance and depth come from it.
     """
 
     inputs: Int[Tensor, "b t"]
@@ -39,11 +43,14 @@ class Batch:
     n_tokens: int
     n_bytes: int = 0
     group: str = ""
+    evidence: Int[Tensor, "b t"] | None = None
 
     def to(self, device: torch.device | str) -> Batch:
         """Moved to ``device``."""
         segments = None if self.segments is None else self.segments.to(device)
-        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device), segments=segments)
+        evidence = None if self.evidence is None else self.evidence.to(device)
+        inputs, targets = self.inputs.to(device), self.targets.to(device)
+        return replace(self, inputs=inputs, targets=targets, segments=segments, evidence=evidence)
 
 
 @dataclass(frozen=True)
@@ -149,6 +156,13 @@ class Task(ABC):
     @abstractmethod
     def eval_batches(self, batch_size: int, seq_len: int, *, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
         """The evaluation set once, the same every time, as many batches on every rank."""
+
+    def at_length(self, n_tokens: int, n_rows: int) -> Task:
+        """The same task with ``n_rows`` held-out rows as long as ``n_tokens`` tokens allow, whatever it is trained on.
+
+        Raises :class:`ConfigError` where it has no rows of that length; the default, for tasks that have none to lengthen.
+        """
+        raise ConfigError(f"task {self.name!r} has no rows that could be made {n_tokens} tokens long")
 
     @abstractmethod
     def metrics(self, totals: Totals) -> dict[str, float]:

@@ -34,6 +34,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from hybridtf.core import Preset
+from hybridtf.tasks.base import NO_EVIDENCE
 from hybridtf.tasks.draws import Draws, Longs
 from hybridtf.tasks.layout import asked, put, shared_out, spelled, strewn
 from hybridtf.tasks.synthetic import TEST, Rows, RowsOf, SyntheticConfig, sizes
@@ -147,13 +148,17 @@ class NeedlesConfig(SyntheticConfig):
 
         tokens = np.empty((b, size.length + 1), dtype=np.int64)
         tokens[:, :room] = self._filler(key, index, room)
-        put(tokens, np.take_along_axis(starts, of_key.reshape(b, -1), axis=1), needles.reshape(b, -1, self._needle))
+        begin = np.take_along_axis(starts, of_key.reshape(b, -1), axis=1)
+        put(tokens, begin, needles.reshape(b, -1, self._needle))
         answers = np.concatenate([keys[..., None, :], values.reshape(b, n, 1, -1)], axis=3)[:, : size.n_queries]
         tokens[:, room] = self.vocab_size - 1
         tokens[:, room + 1 :] = answers.reshape(b, -1)
         scored = np.zeros(tokens.shape, dtype=np.bool_)
         scored[:, room + 1 :] = np.tile(np.arange(answers.shape[-1]) >= self.n_key, size.n_queries)
-        return asked(tokens, scored)
+        shown = np.full_like(tokens, NO_EVIDENCE)
+        digit = (begin.reshape(b, n, -1, 1) + self.n_key + np.arange(self.n_digits)).reshape(b, n, -1)[:, : size.n_queries]
+        shown[:, room + 1 :] = np.pad(digit, ((0, 0), (0, 0), (self.n_key, 0)), constant_values=NO_EVIDENCE).reshape(b, -1)
+        return asked(tokens, scored, shown=shown)
 
     def _places(self, size: NeedleRows, key: tuple[int, ...], index: Longs) -> tuple[Longs, Longs]:
         """(b needles) where needles begin, rising; (b keys values) which of them belong to each key, rising.

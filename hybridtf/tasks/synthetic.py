@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from hybridtf.core import CheckpointError, ConfigError, Segments, TaskConfig
+from hybridtf.core import CheckpointError, ConfigError, RecipeError, Segments, TaskConfig
 from hybridtf.core.config import ConfigTable
 from hybridtf.tasks.base import IGNORE, Batch, Stream, Task, TaskSplit, Totals
 from hybridtf.tasks.draws import Longs, hashed, shuffled
@@ -73,11 +73,13 @@ class VaryingRows(RowsOf):
 
 @dataclass(frozen=True)
 class Rows:
-    """Drawn rows: ``inputs`` and ``targets`` (b t); ``lengths`` (b) where rows differ, the rest being padding."""
+    """Drawn rows: ``inputs`` and ``targets`` (b t); ``lengths`` (b) where rows differ, the rest being padding; ``evidence``
+    (b t) where the token to be said stands in the row, as :class:`~hybridtf.tasks.Batch` says it."""
 
     inputs: Longs
     targets: Longs
     lengths: Longs | None = None
+    evidence: Longs | None = None
 
 
 class SyntheticConfig(TaskConfig):
@@ -87,6 +89,8 @@ class SyntheticConfig(TaskConfig):
     tokens that the model says right, or, where ``load`` gives a :class:`WholeRowTask`, of rows that are right as a whole.
     """
 
+    length_step: ClassVar[int] = 1
+    """``length`` of every size is a multiple of it."""
     fresh: bool = True
     """Draw new training rows in every epoch; else the same rows come again, as with a fixed data set."""
     train: tuple[RowsOf, ...]
@@ -109,6 +113,27 @@ class SyntheticConfig(TaskConfig):
     def n_tokens(self, size: Any) -> int:
         """Tokens of the longest row of ``size``."""
         return int(size.length)
+
+    def at_length(self, n_tokens: int, n_rows: int) -> Self:
+        """The same task with one test size: the longest trained one with ``length`` grown (or cut) until its rows have
+        ``n_tokens`` tokens, or as many below as its unit allows, all of them alike. What else makes the size (pairs, needles,
+        hops) stays: where ``length`` counts tokens what lies between grows; where it counts letters or entries, what is to be
+        kept grows too.
+
+        Raises :class:`ConfigError` where the task has no such rows, with its reason.
+        """
+        longest = max(self.train, key=self.n_tokens)
+        low, high = 0, n_tokens // self.length_step  # a unit of any task has a token at least
+        while low < high:
+            middle = (low + high + 1) // 2
+            grown = longest.model_copy(update={"length": middle * self.length_step})
+            low, high = (middle, high) if self.n_tokens(grown) <= n_tokens else (low, middle - 1)
+        table = {name: value for name, value in longest.to_dict().items() if name != "min_length"}
+        try:
+            size = type(longest)(**{**table, "length": low * self.length_step, "n_rows": n_rows})
+            return type(self)(**{**self.to_dict(), "train": self.train, "test": (size,)})
+        except RecipeError as error:
+            raise ConfigError(f"task {self.type_name()!r} has no rows of {n_tokens} tokens: {error}") from None
 
     def scored(self, size: Any, split: int = TEST) -> float:
         """Scored tokens of a row of ``size``: exact where all rows have as many, else the mean of the split's first rows."""
@@ -181,20 +206,24 @@ class SyntheticTask(Task):
         segments = None
         if drawn.lengths is not None:
             segments = Segments.from_mask(torch.arange(inputs.shape[1]) < torch.from_numpy(drawn.lengths)[:, None])
-        return Batch(inputs, targets, segments, int((targets != IGNORE).sum()), group=size.name)
+        evidence = None if drawn.evidence is None else torch.from_numpy(drawn.evidence)
+        return Batch(inputs, targets, segments, int((targets != IGNORE).sum()), group=size.name, evidence=evidence)
+
+    def at_length(self, n_tokens: int, n_rows: int) -> SyntheticTask:
+        """See :meth:`SyntheticConfig.at_length`."""
+        return self.config.at_length(n_tokens, n_rows).load(self.seed)
 
     def _of_one_side(self, size: RowsOf, key: tuple[int, ...], index: Longs, drawn: Rows) -> Rows:
         """``drawn``, where rows that belong to the other side are drawn again."""
         held_out = key[0] == TEST
-        columns = [a.copy() for a in (drawn.inputs, drawn.targets, *([] if drawn.lengths is None else [drawn.lengths]))]
+        columns = {f.name: value.copy() for f in fields(drawn) if (value := getattr(drawn, f.name)) is not None}
         wrong = np.flatnonzero(_held_out(drawn) != held_out)
         for again in range(1, _TRIES + 1):
             if not len(wrong):
-                return Rows(*columns)
+                return Rows(**columns)
             more = self.config.draw(size, (*key, again), index[wrong])
-            for mine, theirs in zip(columns, (more.inputs, more.targets, more.lengths), strict=False):
-                assert theirs is not None
-                mine[wrong] = theirs
+            for name, mine in columns.items():
+                mine[wrong] = getattr(more, name)
             wrong = wrong[_held_out(more) != held_out]
         side = "that are held out" if held_out else "to train on"
         raise ConfigError(
@@ -234,7 +263,7 @@ class SyntheticTask(Task):
                 # Several ranks have as many full batches each: rows past the end are copies that are not scored.
                 batch = self.rows(size, (TEST,), index.clip(max=size.n_rows - 1))
                 targets = batch.targets.masked_fill(~torch.from_numpy(inside)[:, None], IGNORE)
-                yield Batch(batch.inputs, targets, batch.segments, int((targets != IGNORE).sum()), group=size.name)
+                yield replace(batch, targets=targets, n_tokens=int((targets != IGNORE).sum()))
 
     def metrics(self, totals: Totals) -> dict[str, float]:
         """``accuracy`` over the scored tokens, ``row_accuracy`` (all of a row's right), ``loss`` (nats a scored token)."""

@@ -30,6 +30,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from hybridtf.core import Preset
+from hybridtf.tasks.base import NO_EVIDENCE
 from hybridtf.tasks.draws import Draws, Longs
 from hybridtf.tasks.layout import asked, put, shared_out, strewn
 from hybridtf.tasks.synthetic import TEST, Rows, RowsOf, SyntheticConfig, sizes
@@ -129,13 +130,17 @@ class VariableTrackingConfig(SyntheticConfig):
         tokens = np.empty((b, size.length + 1), dtype=np.int64)
         first_filler = _NAMES + self.n_variables + self.n_values
         tokens[:, :room] = first_filler + Draws((*key, _FILLER), index).integers(room, self.n_filler)
-        put(tokens, np.take_along_axis(starts, turns.reshape(b, -1), axis=1), statements.reshape(b, -1, _STATEMENT))
+        begin = np.take_along_axis(starts, turns.reshape(b, -1), axis=1)
+        put(tokens, begin, statements.reshape(b, -1, _STATEMENT))
         # The first chain is asked for: chains are shared out evenly.
         question, answer = (variables[:, 0, -1:], values[:, :1]) if self.ask == "value" else (values[:, :1], variables[:, 0])
         tokens[:, room] = _ASK
         tokens[:, room + 1 : room + 2] = question
         tokens[:, room + 2 :] = answer
-        return asked(tokens, np.broadcast_to(np.arange(tokens.shape[1]) >= room + 2, tokens.shape))
+        # A value stands on the right of its chain's first assignment, a variable on the left of its own.
+        shown = np.full_like(tokens, NO_EVIDENCE)
+        shown[:, room + 2 :] = begin[:, :1] + 2 if self.ask == "value" else begin[:, :links]
+        return asked(tokens, np.broadcast_to(np.arange(tokens.shape[1]) >= room + 2, tokens.shape), shown=shown)
 
     def baselines(self) -> dict[str, float]:
         """``chance``: any value (or variable); ``own``: any that the row has, counted over the test sizes."""

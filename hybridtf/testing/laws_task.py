@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hybridtf.core import CheckpointError
-from hybridtf.tasks import IGNORE, Batch, Task, Totals
+from hybridtf.tasks import IGNORE, NO_EVIDENCE, Batch, Task, Totals
 from hybridtf.testing.errors import ContractError
 from hybridtf.testing.subject import Subject
 
@@ -83,6 +83,20 @@ def _check_batch(task: Task, batch: Batch, side: str) -> None:
             raise ContractError(f"{side} {name} hold ids outside the vocabulary of {task.vocab_size}")
     if batch.segments is not None and bool((scored & ~batch.segments.real).any()):
         raise ContractError(f"a {side} batch scores padding")
+    if batch.evidence is not None:
+        _check_evidence(batch, batch.evidence, side)
+
+
+def _check_evidence(batch: Batch, evidence: torch.Tensor, side: str) -> None:
+    if evidence.shape != batch.targets.shape or evidence.dtype != torch.int64:
+        raise ContractError(f"{side} evidence must be int64 of the shape of targets, got {evidence.dtype} {evidence.shape}")
+    known = evidence != NO_EVIDENCE
+    if bool((known & (batch.targets == IGNORE)).any()):
+        raise ContractError(f"a {side} batch has evidence for targets that are not scored")
+    if bool(((evidence < 0) | (evidence > torch.arange(evidence.shape[1])))[known].any()):
+        raise ContractError(f"{side} evidence lies behind the question, or is no position")
+    if not torch.equal(batch.inputs.gather(1, evidence.clamp(min=0))[known], batch.targets[known]):
+        raise ContractError(f"{side} evidence is not where the row shows the token to be said")
 
 
 def check_resume(subject: Subject) -> None:

@@ -259,18 +259,22 @@ def _score_batch(scorer: _Scorer, batch: Batch, longest: int) -> None:
     owners = torch.arange(n)[:, None].expand(n, width)
     scorer.sums.open(n)
     marks = batch.segments
-    more = marks is not None and (marks.prefix_len is not None or marks.global_tokens is not None or bool(marks.axes))
-    if width <= longest or more or refusal(scorer.model, "cut") is not None:
+    if width <= longest or not only_documents(marks) or refusal(scorer.model, "cut") is not None:
         scorer.score(batch.inputs, batch.targets, owners, marks)
         return
     state: State | None = scorer.model.init_state(n)
     for start in range(0, width, longest):
         part = slice(start, start + longest)
-        cut = None if marks is None else _cut_segments(marks, start, start + longest)
+        cut = None if marks is None else cut_segments(marks, start, start + longest)
         state = scorer.score(batch.inputs[:, part], batch.targets[:, part], owners[:, part], cut, state)
 
 
-def _cut_segments(segments: Segments, start: int, stop: int) -> Segments:
+def only_documents(segments: Segments | None) -> bool:
+    """Whether nothing but documents is marked, so that :func:`cut_segments` keeps all that is said."""
+    return segments is None or (segments.prefix_len is None and segments.global_tokens is None and not segments.axes)
+
+
+def cut_segments(segments: Segments, start: int, stop: int) -> Segments:
     """Documents of the tokens ``start:stop``: a row goes on where its first real token is of the last one's document."""
     ids = segments.ids[:, start:stop]
     before = segments.ids[:, :start].amax(1) if start else torch.zeros_like(segments.ids[:, 0])  # ids never decrease
@@ -336,7 +340,7 @@ def _windows(
     """Windows of ``seq_len`` packed into rows, next fit: a row is closed by the first window that has no room in it."""
     rows, row = _Rows(batch_size, seq_len), 0
     for i, (document, total) in enumerate(zip(documents, cut, strict=True)):
-        for start, stop, score in _pieces(total, seq_len, stride):
+        for start, stop, score in windows_of(total, seq_len, stride):
             if rows.used[row] + stop - start > seq_len:
                 row += 1
             if row == batch_size:
@@ -347,7 +351,7 @@ def _windows(
         scorer.score(rows.inputs, rows.targets, rows.owners, rows.segments())
 
 
-def _pieces(total: int, seq_len: int, stride: int) -> Iterator[tuple[int, int, int]]:
+def windows_of(total: int, seq_len: int, stride: int) -> Iterator[tuple[int, int, int]]:
     """Windows ``start, stop`` over ``total`` tokens, scored from ``score`` on; only a short document's is not full."""
     score = 0
     while score < total:

@@ -13,6 +13,27 @@ from hybridtf.core import ConfigError
 from tests.cli.helpers import TRAIN, as_json, ok, refused, run, write_recipe
 
 QUICK = ("--length", 32, "--batch-size", 1)
+ROWS = """
+[model]
+type = "language_model"
+vocab_size = 8
+d_model = 8
+pattern = "m"
+
+[model.blocks.m]
+mixer = { type = "mamba2", d_state = 4, head_dim = 4 }
+
+[task]
+type = "induction_heads"
+vocab_size = 8
+train = [{ length = 16, n_rows = 50 }]
+test = [{ length = 16, n_rows = 4 }]
+
+[train]
+steps = 2
+seq_len = 16
+batch_size = 2
+"""
 
 
 @pytest.fixture
@@ -68,6 +89,26 @@ def test_extrapolation_of_a_run(trained: Path, tmp_path: Path) -> None:
     assert all(record["bits_per_byte"])
     assert found["table"][0]["trained_length"] == 32
     assert "4x" in ok("bench", "extrapolation", trained, "--multiples", "1,4").stdout
+
+
+def test_lengths_in_tokens_windows_and_time(trained: Path) -> None:
+    given = ("--lengths", "40,1k", "--stride", 40, "--max-documents", 2, "--timeout", 0.001)
+    found = as_json("bench", "extrapolation", trained, *given)
+    assert [(e["length"], e["result"]) for e in found["records"][0]["by_length"]] == [(40, "timed_out"), (1024, "not_run")]
+    assert [(row["trained_length"], row["ratio"]) for row in found["table"]] == [(32, "1.25x"), (32, "32x")]
+    assert "must be tokens with commas between" in refused("bench", "extrapolation", trained, "--lengths", "1g")
+
+
+def test_extrapolation_of_drawn_rows(tmp_path: Path) -> None:
+    recipe = tmp_path / "rows.toml"
+    recipe.write_text(ROWS)
+    ok("train", recipe, "-o", tmp_path / "run")
+    found = as_json("bench", "extrapolation", tmp_path / "run", "--lengths", "16,128", "--max-rows", 20)
+    assert [row["ratio"] for row in found["table"]] == ["1x", "8x"]
+    assert all(row["trained_length"] == 16 and row["n_units"] == 20 for row in found["table"])
+    assert found["records"][0]["grid"]["lengths"] == [16, 128]
+    shown = ok("bench", "extrapolation", tmp_path / "run", "--multiples", "1,2", "--max-rows", 4).stdout
+    assert "only 'induction_heads' was measured" in " ".join(shown.split())
 
 
 def test_extrapolation_needs_a_run() -> None:

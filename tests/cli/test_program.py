@@ -22,7 +22,8 @@ from tests.cli.helpers import environment, ok, process, refused, run
 OPTIONS = {
     "": "--version",
     "bench extrapolation": (
-        "RUNS... --against --batch-size --chunk --device --json --max-documents --multiples --output --trained-length -o"
+        "RUNS... --against --batch-size --chunk --device --json --lengths --max-documents --max-rows --multiples --output "
+        "--stride --timeout --trained-length -o"
     ),
     "bench memory": (
         "SOURCES... --against --batch-size --device --dtype --json --length --limit --max-length --output --phase --set -o"

@@ -138,7 +138,9 @@ def test_detail_tables() -> None:
     assert memory[0]["longest"] == f"3,391 tokens in 2.00{THIN}GB"
     assert memory[1]["state"] == 0
     assert [row["n_documents"] for row in quality_table(evidence).to_rows()] == [25, 25, 25]
-    assert extrapolation_table(evidence).to_rows()[0]["bits_per_byte_8x"] == pytest.approx(2.284 + 3 * 0.52)
+    far = next(row for row in extrapolation_table(evidence).to_rows() if row["ratio"] == "8x")
+    assert far["bits_per_byte"] == pytest.approx(2.284 + 3 * 0.52)
+    assert (far["length"], far["trained_length"], far["result"]) == (8 * sample.TRAINED, sample.TRAINED, "ok")
 
 
 @pytest.mark.parametrize(
@@ -178,3 +180,26 @@ def test_two_tasks_are_told_apart_and_the_common_one_is_compared() -> None:
     records = [sample.quality("attention"), sample.quality("mamba2"), sample.recall("attention", 0.61)]
     assert [row["bits_per_byte"] for row in compare_table(records).to_rows()] == [2.284, 2.243]
     assert [row["task"] for row in quality_table(gather(records)).to_rows()] == ["sotu", "mqar", "sotu"]
+
+
+def test_rows_beyond_the_trained_length_and_the_claim_they_bear_out() -> None:
+    def measured(task: str, n_rows: int) -> dict[str, object]:
+        entry = {"length": 256, "ratio": 4, "accuracy": 0.97, "interval": [0.95, 0.99], "n_rows": n_rows, "chance": 0.1}
+        entry["result"] = "ok"
+        failed = {**entry, "length": 512, "ratio": 8, "accuracy": None, "interval": None, "result": "out_of_memory"}
+        collapse = {"length": 512, "ratio": 8, "why": "of a reason"}
+        return sample.common(
+            "extrapolation", "mamba2", 0, protocol="rows", task=task, model_hash="ab", trained_length=64,
+            by_length=[entry, failed], grid=None, collapse=collapse, note=None,
+        )
+
+    table = extrapolation_table(gather([measured("mqar", 120), measured("needles", 200)]))
+    near, far = [row for row in table.to_rows() if row["task"] == "mqar"]
+    assert (near["trained_length"], near["length"], near["ratio"]) == (64, 256, "4x")
+    assert (near["accuracy"], near["chance"]) == (0.97, 0.1)
+    assert (far["accuracy"], far["result"]) == (None, "out of memory")
+    claim = "mamba2: answers at least 85.6 % right at 256 tokens, 4 times the trained length of 64, on mqar and needles"
+    assert any(note.startswith(claim) for note in table.notes)
+    assert "mamba2: collapsed at 512 tokens (8x the trained length): of a reason" in table.notes
+    few = extrapolation_table(gather([measured("mqar", 99), measured("needles", 200)]))
+    assert "fewer than 100 rows at 256 tokens, 4 times the trained length" in few.notes[-1]
