@@ -56,7 +56,7 @@ class Call:
 
     def call(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         """The op by another function or with other arguments."""
-        bound = inspect.BoundArguments(inspect.signature(self.reference), dict(arguments))  # type: ignore[arg-type]
+        bound = inspect.BoundArguments(inspect.signature(self.reference), dict(arguments))
         return function(*bound.args, **bound.kwargs)
 
     @property
@@ -126,8 +126,13 @@ def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
 def tensors(value: Any) -> list[Tensor]:
     """The tensors of floating point that :func:`mapped` meets, in its order."""
     found: list[Tensor] = []
-    mapped(value, lambda x: (found.append(x) if x.is_floating_point() else None, x)[1])
-    return found
+
+    def note(x: Tensor) -> Tensor:
+        found.append(x)
+        return x
+
+    mapped(value, note)
+    return [x for x in found if x.is_floating_point()]
 
 
 def described(value: Any, keys_grow: bool = False) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,17 +99,16 @@ def _arguments(call: Call, device: torch.device, dtype: torch.dtype | None) -> d
 
 def _compare(
     call: Call, cut: Cut, ours: tuple[dict[str, Any], Any], theirs: tuple[dict[str, Any], Any], tolerance: float
-) -> tuple[float, str | None]:
-    """The largest error, and what is wrong."""
+) -> tuple[float | None, str | None]:
+    """The largest error, None where there is none to tell, and what is wrong."""
     got, want = cut.results(ours[1]), cut.comparable(theirs[1])
     shapes = [[tuple(x.shape) for x in results] for results in (got, want)]
     if shapes[0] != shapes[1]:
-        return 0.0, f"results of the shapes {shapes[0]}, expected {shapes[1]}"
+        return None, f"results of the shapes {shapes[0]}, expected {shapes[1]}"
     error, why = _worst("results", got, want, tolerance)
     if why is None and call.phase == "train":
-        slopes = [_gradients(results, given) for results, given in ((got, ours[0]), (want, theirs[0]))]
-        gradient_error, why = _worst("gradients", *slopes, tolerance)
-        error = max(error, gradient_error)
+        gradient_error, why = _worst("gradients", _gradients(got, ours[0]), _gradients(want, theirs[0]), tolerance)
+        error = max(error or 0.0, gradient_error) if gradient_error is not None else None
     return error, why
 
 
@@ -121,7 +121,10 @@ def _gradients(results: Sequence[Tensor], arguments: dict[str, Any]) -> list[Ten
     return list(torch.autograd.grad(seen, given, weights, allow_unused=True, materialize_grads=True))
 
 
-def _worst(what: str, got: Sequence[Tensor], want: Sequence[Tensor], tolerance: float) -> tuple[float, str | None]:
+def _worst(
+    what: str, got: Sequence[Tensor], want: Sequence[Tensor], tolerance: float
+) -> tuple[float | None, str | None]:
+    """The largest error, None where it is no number, and what is wrong."""
     sizes = [float(x.detach().double().square().mean().sqrt()) if x.numel() else 0.0 for x in want]
     least = LEAST * max(sizes, default=0.0)
     worst = 0.0
@@ -131,7 +134,7 @@ def _worst(what: str, got: Sequence[Tensor], want: Sequence[Tensor], tolerance: 
         wrong = float((ours.detach().double() - theirs.detach()).square().mean().sqrt())
         error = wrong / max(size, least) if max(size, least) > 0 else wrong
         if not error <= tolerance:  # true for NaN
-            return (error if error == error else 0.0), (
+            return (error if math.isfinite(error) else None), (
                 f"{what} are wrong by {error:.1e} of their size; at most {tolerance:.0e} is rounding"
             )
         worst = max(worst, error)

@@ -100,7 +100,7 @@ def _same_backend(subjects: Sequence[Subject], models: Sequence[nn.Module]) -> N
     found = {s.name: is_compiled(m) for s, m in zip(subjects, models, strict=True)}
     if len(set(found.values())) > 1:
         yes, no = (", ".join(name for name, value in found.items() if value is wanted) for wanted in (True, False))
-        raise ConfigError(f"{yes} compiled and {no} not: that compares the compiler; compile all of them or none")
+        raise ConfigError(f"{yes} is compiled, {no} is not: that compares the compiler; compile all of them or none")
 
 
 def _part(phase: Phase, subject: Subject, model: nn.Module, batch_size: int, length: int) -> _Part:
@@ -138,7 +138,7 @@ def _time(
     name = "device events" if device.type == "cuda" and clock is time.perf_counter else getattr(clock, "__name__", "clock")
     resolution = resolution_of(clock, device)
     return {
-        "control": control, "refused": refusals(before, after), "resolution": resolution,
+        "compared": len(parts) > 1, "control": control, "refused": refusals(before, after), "resolution": resolution,
         "fields": {
             "clock": {"name": name, "resolution_s": resolution}, "cache": flush.to_dict(),
             "gpu": None if before is None else {"before": before, "after": after},
@@ -159,7 +159,7 @@ def _record(part: _Part, first: _Part, common: dict[str, Any], shared: dict[str,
     dtype = part.subject.dtype_of(part.model)
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     ratio = None
-    if part is not first and part.timed is not None and first.timed is not None:
+    if shared["compared"] and part.timed is not None and first.timed is not None:
         ratio = ratio_fields(part, first, shared["control"], [*shared["refused"], *_short(part, first, shared["resolution"])])
     notes = [part.note, f"no formula for the operations of {', '.join(part.unknown)}" if part.unknown else None]
     return make_record("speed", part.subject.identity(part.model), {
@@ -204,10 +204,10 @@ def _unsure(times: Sequence[float], resolution: float) -> list[str]:
         reasons.append(
             f"times differ by {100 * spread:.1f} % between the quartiles; at most {100 * noise.MAX_SPREAD:g} % are a claim"
         )
-    return [*reasons, *_too_short(times, resolution)]
+    return [*reasons, *too_short(times, resolution)]
 
 
-def _too_short(times: Sequence[float], resolution: float) -> list[str]:
+def too_short(times: Sequence[float], resolution: float) -> list[str]:
     if statistics.median(times) >= RESOLUTIONS * resolution:
         return []
     return [f"a run is shorter than {RESOLUTIONS} steps of the clock, of {resolution:.1e} s each"]
@@ -215,18 +215,19 @@ def _too_short(times: Sequence[float], resolution: float) -> list[str]:
 
 def _short(part: _Part, first: _Part, resolution: float) -> list[str]:
     return next(
-        (found for one in (part, first) if one.timed is not None and (found := _too_short(one.timed.times, resolution))), []
+        (found for one in (part, first) if one.timed is not None and (found := too_short(one.timed.times, resolution))), []
     )
 
 
 def ratio_fields(
     part: _Part, first: _Part, control: noise.Control, refused: Sequence[str]
 ) -> dict[str, Any]:
-    """How many times as long a run takes as one of the first subject, with the interval at :data:`noise.LEVEL`; a
-    ``verdict`` only where the noise bears it, "~" otherwise."""
-    assert part.timed is not None and first.timed is not None
-    ratio = noise.ratio_of(part.timed.times, first.timed.times)
-    verdict, reasons = noise.verdict_of(ratio, control, refused)
+    """How many times as long a run takes as one of the first subject (of that one itself: the control), with the interval at
+    :data:`noise.LEVEL`; a ``verdict`` only where the noise bears it, "~" otherwise."""
+    assert part.timed is not None
+    assert first.timed is not None
+    ratio = control.ratio if part is first else noise.ratio_of(part.timed.times, first.timed.times)
+    verdict, reasons = ("~", control.reasons) if part is first else noise.verdict_of(ratio, control, refused)
     return {
         "against": first.subject.name, "time": ratio.time, "interval": noise.ends(ratio), "level": noise.LEVEL,
         "verdict": verdict, "refused": list(reasons),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import random
 import statistics
@@ -118,7 +119,7 @@ def resolution_of(clock: Clock, device: torch.device) -> float:
     if device.type == "cuda" and clock is time.perf_counter:
         return EVENT_RESOLUTION
     reads = [clock() for _ in range(200)]
-    return min((b - a for a, b in zip(reads, reads[1:], strict=False) if b > a), default=0.0)
+    return min((b - a for a, b in itertools.pairwise(reads) if b > a), default=0.0)
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridtf.cli.options import BatchSize, Device, Json, Limit, Records, Repeats, Set, takes
+from hybridtf.cli.options import BatchSize, Device, Json, Limit, Records, Set, Threads, takes
 from hybridtf.cli.output import interruptible, print_json, print_measures
 from hybridtf.cli.sources import (
     choose_device,
@@ -39,6 +39,10 @@ Against = Annotated[
 ]
 Multiples = Annotated[str, typer.Option("--multiples", metavar="N,N,...", help="Multiples of the trained length.")]
 Length = Annotated[int, typer.Option("--length", min=1, help="Tokens a row; for decode, the prompt before it.")]
+
+
+Rounds = Annotated[int, typer.Option("--repeats", min=1, help="Rounds; fewer than 10 bear no verdict.")]
+Warmup = Annotated[int, typer.Option("--warmup", min=0, help="Runs before them that do not count.")]
 
 
 class Phase(StrEnum):
@@ -93,8 +97,9 @@ class Measured:
 @takes(Measured)
 def speed(
     asked: Measured,
-    repeats: Repeats = 5,
-    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Runs before them that do not count.")] = 2,
+    repeats: Rounds = 20,
+    warmup: Warmup = 2,
+    threads: Threads = None,
 ) -> None:
     """Measure tokens a second in training, prefill and decode. Several models take turns."""
     from hybridtf.bench.speed import measure_speed
@@ -107,7 +112,7 @@ def speed(
     with interruptible("nothing was written"):
         records = measure_speed(
             subjects[0], against=subjects[1:], phases=chosen, batch_size=asked.batch_size, length=asked.length,
-            repeats=repeats, warmup=warmup,
+            repeats=repeats, warmup=warmup, threads=threads,
         )
     _finish(records, speed_table, asked.output, asked.json)
 

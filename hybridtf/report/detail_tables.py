@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from hybridtf.report import evidence as ev
 from hybridtf.report import numbers
 from hybridtf.report.table import Cell, Column, Table, exact
 
 BRACKETS = (
     "Brackets around a speed: of one seed the spread between the quartiles of the repeats, of several the 95 % interval."
+)
+
+
+VERDICTS = (
+    "Verdict: ~ where the 99 % interval of the ratio holds 1, the difference is below the noise floor, or none is borne. "
+    "The first is compared with itself: the control."
 )
 
 
@@ -20,7 +28,9 @@ def speed_table(evidence: ev.Evidence) -> Table:
         Column("length", "length (tokens)", "plain"),
         Column("tokens_per_s", "speed", "rate", True),
         Column("matrix_share", "share of the matrix rate (%)", "score"),
-        Column("times_as_long", "time against the first", "score"),
+        Column("cold_tokens_per_s", "with cold caches", "rate"),
+        Column("times_as_long", "time against the first", "score", True),
+        Column("verdict", "verdict"),
     )
     rows: list[dict[str, Cell]] = []
     for subject in evidence.subjects:
@@ -35,10 +45,14 @@ def speed_table(evidence: ev.Evidence) -> Table:
                     "length": exact(condition[1]),
                     "tokens_per_s": ev.speed(subject, phase, condition),
                     "matrix_share": ev.over_seeds([_share(r) for r in found]),
-                    "times_as_long": ev.over_seeds([ev.number(r, "ratio", "time") for r in found]),
+                    "cold_tokens_per_s": ev.over_seeds([_cold(r) for r in found]),
+                    "times_as_long": ev.over_seeds(
+                        [ev.number(r, "ratio", "time") for r in found], [_ratio_interval(r) for r in found]
+                    ),
+                    "verdict": _verdict(found),
                 }
             )
-    return Table("Speed", columns, tuple(rows), (BRACKETS,) if any(row["tokens_per_s"] for row in rows) else ())
+    return Table("Speed", columns, tuple(rows), tuple(_speed_notes(evidence, rows)))
 
 
 def memory_table(evidence: ev.Evidence) -> Table:
@@ -124,6 +138,59 @@ def extrapolation_table(evidence: ev.Evidence) -> Table:
         if note
     ]
     return Table("Longer than trained", columns, tuple(rows), tuple(notes))
+
+
+def _cold(record: ev.Record) -> float | None:
+    """Tokens a second of the median run with cold caches."""
+    tokens, seconds = ev.number(record, "tokens"), ev.number(record, "cold", "median_s")
+    return None if tokens is None or not seconds else tokens / seconds
+
+
+def _ratio_interval(record: ev.Record) -> tuple[float, float] | None:
+    ratio = record.get("ratio")
+    return ev.pair(ratio.get("interval")) if isinstance(ratio, Mapping) else None
+
+
+def _verdict(found: Sequence[ev.Record]) -> str | None:
+    """faster, slower or ~, as recorded; of several seeds only what all of them say. Older records have none."""
+    said = [ratio["verdict"] for r in found if isinstance(ratio := r.get("ratio"), Mapping) and ratio.get("verdict")]
+    if not said:
+        return None
+    return str(said[0]) if len(set(said)) == 1 else "~"
+
+
+def _speed_notes(evidence: ev.Evidence, rows: Sequence[dict[str, Cell]]) -> list[str]:
+    """What brackets and signs mean, each run's noise, and why something is no claim or was not timed."""
+    notes = [BRACKETS] if any(row["tokens_per_s"] for row in rows) else []
+    notes += [VERDICTS] if any(row["verdict"] for row in rows) else []
+    reasons: dict[str, list[str]] = {}
+    for subject in evidence.subjects:
+        for record in subject.of("speed"):
+            phase = str(record.get("phase"))
+            notes.append(_noise(record, phase))
+            where = f"{subject.label}, {phase}"
+            ratio = record.get("ratio")
+            for of, what in ((record, ""), (ratio, "no verdict: ")):
+                found = of.get("refused") if isinstance(of, Mapping) else None
+                for reason in found if isinstance(found, list) else []:
+                    reasons.setdefault(f"{what or 'no claim: '}{reason}", []).append(where)
+            if record.get("note"):
+                reasons.setdefault(_note(record), []).append(where)
+    return [note for note in dict.fromkeys(notes) if note] + [
+        f"{'; '.join(dict.fromkeys(places))}: {reason}." for reason, places in reasons.items()
+    ]
+
+
+def _noise(record: ev.Record, phase: str) -> str:
+    """The run's noise floor, and what it could have shown."""
+    floor, detectable = ev.number(record, "noise", "floor"), ev.number(record, "noise", "detectable")
+    rounds = ev.number(record, "noise", "rounds")
+    if floor is None or detectable is None or rounds is None:
+        return ""
+    return (
+        f"Noise of {phase}: the same code twice agrees with a difference of {100 * floor:.2g} %; {rounds:.0f} rounds of it "
+        f"show one of {100 * detectable:.2g} % in 95 of 100 runs."
+    )
 
 
 def _share(record: ev.Record) -> float | None:

@@ -28,7 +28,8 @@ OPTIONS = {
         "SOURCES... --against --batch-size --device --dtype --json --length --limit --max-length --output --phase --set -o"
     ),
     "bench speed": (
-        "SOURCES... --against --batch-size --device --dtype --json --length --output --phase --repeats --set --warmup -o"
+        "SOURCES... --against --batch-size --device --dtype --json --length --output --phase --repeats --set --threads "
+        "--warmup -o"
     ),
     "check": "RECIPES... --component --json --plugin --set",
     "compare": (
