@@ -17,7 +17,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from hybridtf.core import Segments, active
+from hybridtf.core import KernelRequest, Segments, active
 from hybridtf.core.kernels import OpKernel, Phase
 from hybridtf.ops.attention.mask import AttentionMask
 
@@ -53,6 +53,7 @@ class Call:
     function: Callable[..., Any]
     reference: Callable[..., Any]
     arguments: dict[str, Any]
+    request: KernelRequest
 
     def call(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         """The op by another function or with other arguments."""
@@ -77,13 +78,14 @@ class Call:
 
 
 @contextmanager
-def watching(model: nn.Module) -> Iterator[list[Call]]:
-    """Inside, the calls of ``model`` by kernels other than the reference, each combination of kernel and shapes once."""
+def watching(model: nn.Module, op: str | None = None) -> Iterator[list[Call]]:
+    """Inside, the calls of ``model`` by kernels other than the reference, each combination of kernel and shapes once; with
+    ``op``, the calls of that op by whatever kernel."""
     calls: list[Call] = []
     seen: set[Any] = set()
     hooks = [
-        child.register_forward_pre_hook(_keeper(calls, seen), with_kwargs=True)
-        for child in model.modules() if isinstance(child, OpKernel)
+        child.register_forward_pre_hook(_keeper(calls, seen, with_reference=op is not None), with_kwargs=True)
+        for child in model.modules() if isinstance(child, OpKernel) and op in (None, child.op)
     ]
     try:
         yield calls
@@ -92,20 +94,23 @@ def watching(model: nn.Module) -> Iterator[list[Call]]:
             hook.remove()
 
 
-def _keeper(calls: list[Call], seen: set[Any]) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+def _keeper(
+    calls: list[Call], seen: set[Any], with_reference: bool
+) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
     def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         assert isinstance(module, OpKernel)
         given = {name: value for name, value in kwargs.items() if name != "n_tokens"}
         phase, dtype = module.cell(args[0], kwargs["n_tokens"])
-        name = module.chosen.get((phase, dtype), REFERENCE)  # none: the call itself says what is wrong
+        name = module.chosen.get((phase, dtype))
         key = (module.op, name, phase, dtype, described((args, given), keys_grow=phase == "decode"))
-        if name == REFERENCE or key in seen:
-            return
+        if name is None or key in seen or (name == REFERENCE and not with_reference):
+            return  # where there is none, the call itself says what is wrong
         seen.add(key)
         reference = module.kernels.get(module.op, REFERENCE).load()
         bound = inspect.signature(reference).bind(*args, **given)
         arguments = mapped(dict(bound.arguments), lambda x: x.detach().to("cpu", copy=True))
-        calls.append(Call(module.op, name, phase, dtype, module.table[phase, dtype], reference, arguments))
+        request = KernelRequest(module.op, phase, dtype, module.device, module.sizes, module.features)
+        calls.append(Call(module.op, name, phase, dtype, module.table[phase, dtype], reference, arguments, request))
 
     return keep
 

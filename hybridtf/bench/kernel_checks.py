@@ -69,7 +69,7 @@ def check_call(call: Call, device: torch.device, autocast: torch.dtype | None = 
     # The border to other people's code: whatever a kernel raises is what is wrong with it.
     try:
         with torch.set_grad_enabled(call.phase == "train"):
-            given, exact = _arguments(call, device, None), _arguments(call, device, torch.float64)
+            given, exact = arguments_of(call, device), arguments_of(call, device, torch.float64)
             with _autocast(device, autocast):
                 out = call.call(call.function, given)
             cut = cut_of(call, out)
@@ -86,7 +86,7 @@ def _autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.Abs
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
 
-def _arguments(call: Call, device: torch.device, dtype: torch.dtype | None) -> dict[str, Any]:
+def arguments_of(call: Call, device: torch.device, dtype: torch.dtype | None = None) -> dict[str, Any]:
     """The arguments on the device, floating ones in ``dtype`` (None: as they were), watched by autograd in training."""
     def ready(x: Tensor) -> Tensor:
         if not x.is_floating_point():

@@ -69,6 +69,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
     group = typer.Typer(name="bench", help="Measure speed, memory and extrapolation.", rich_markup_mode=None)
     group.command("speed")(speed)
+    group.command("kernel")(kernel)
     group.command("memory")(memory)
     group.command("extrapolation")(extrapolation)
     app.add_typer(group)
@@ -115,6 +116,38 @@ def speed(
             repeats=repeats, warmup=warmup, threads=threads,
         )
     _finish(records, speed_table, asked.output, asked.json)
+
+
+def kernel(
+    op: Annotated[str, typer.Argument(metavar="OP", help="The op, as list ops names it.")],
+    source: Annotated[str, typer.Argument(metavar="RECIPE_OR_RUN", help="Whose call of it is timed.")],
+    kernels: Annotated[
+        list[str] | None, typer.Option("--kernel", metavar="NAME", help="May be repeated. Default: all that can run.")
+    ] = None,
+    phase: Annotated[Phase, typer.Option("--phase", help="In train with the backward.")] = Phase.train,
+    length: Length = 1024,
+    batch_size: BatchSize = 1,
+    dtype: DtypeOption = Dtype.float32,
+    repeats: Rounds = 20,
+    warmup: Warmup = 2,
+    threads: Threads = None,
+    set_: Set = None,
+    device: Device = None,
+    output: Records = None,
+    json: Json = False,
+) -> None:
+    """Time the kernels of an op beside each other, on a call that a model makes."""
+    from hybridtf.bench.kernel_speed import measure_kernels
+    from hybridtf.report.detail_tables import kernel_table
+
+    registries()
+    (subject,) = _subjects([source], set_, device, dtype)
+    with interruptible("nothing was written"):
+        records = measure_kernels(
+            subject, op, kernels=kernels or (), phase=_phase(phase), length=length, batch_size=batch_size, repeats=repeats,
+            warmup=warmup, threads=threads,
+        )
+    _finish(records, kernel_table, output, json)
 
 
 @takes(Measured)

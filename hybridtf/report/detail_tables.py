@@ -52,7 +52,49 @@ def speed_table(evidence: ev.Evidence) -> Table:
                     "verdict": _verdict(found),
                 }
             )
-    return Table("Speed", columns, tuple(rows), tuple(_speed_notes(evidence, rows)))
+    brackets = (BRACKETS,) if any(row["tokens_per_s"] for row in rows) else ()
+    return Table("Speed", columns, tuple(rows), (*brackets, *_speed_notes(evidence, rows, "speed")))
+
+
+def kernel_table(evidence: ev.Evidence) -> Table:
+    """One row for each kernel that was timed on a call of a recipe."""
+    columns = (
+        Column("recipe", "recipe"),
+        Column("op", "op"),
+        Column("kernel", "kernel"),
+        Column("phase", "phase"),
+        Column("batch_size", "batch", "plain"),
+        Column("length", "length (tokens)", "plain"),
+        Column("median_us", "median (us)", "score", True),
+        Column("cold_us", "with cold caches (us)", "score"),
+        Column("times_as_long", "time against the first", "score", True),
+        Column("verdict", "verdict"),
+    )
+    rows: list[dict[str, Cell]] = []
+    for subject in evidence.subjects:
+        for r in subject.of("kernel"):
+            low, high = (_micro(r, name) for name in ("p20_s", "p80_s"))
+            median, ratio = _micro(r, "median_s"), ev.number(r, "ratio", "time")
+            bounds = _ratio_interval(r)
+            rows.append(
+                {
+                    "recipe": subject.label,
+                    **{name: str(r.get(name)) for name in ("op", "kernel", "phase")},
+                    "batch_size": exact(ev.number(r, "batch_size")),
+                    "length": exact(ev.number(r, "length")),
+                    "median_us": None if median is None else ev.Measured(median, low, high),
+                    "cold_us": exact(_micro(r, "cold", "median_s")),
+                    "times_as_long": None if ratio is None else ev.Measured(ratio, *(bounds or (None, None))),
+                    "verdict": _verdict([r]),
+                }
+            )
+    brackets = ("Brackets around a time: from 20 to 80 of 100 rounds.",) if rows else ()
+    return Table("Kernels", columns, tuple(rows), (*brackets, *_speed_notes(evidence, rows, "kernel")))
+
+
+def _micro(record: ev.Record, *path: str) -> float | None:
+    seconds = ev.number(record, *path)
+    return None if seconds is None else 1e6 * seconds
 
 
 def memory_table(evidence: ev.Evidence) -> Table:
@@ -159,16 +201,15 @@ def _verdict(found: Sequence[ev.Record]) -> str | None:
     return str(said[0]) if len(set(said)) == 1 else "~"
 
 
-def _speed_notes(evidence: ev.Evidence, rows: Sequence[dict[str, Cell]]) -> list[str]:
-    """What brackets and signs mean, each run's noise, and why something is no claim or was not timed."""
-    notes = [BRACKETS] if any(row["tokens_per_s"] for row in rows) else []
-    notes += [VERDICTS] if any(row["verdict"] for row in rows) else []
+def _speed_notes(evidence: ev.Evidence, rows: Sequence[dict[str, Cell]], kind: str) -> list[str]:
+    """What signs mean, each run's noise, and why something is no claim or was not timed."""
+    notes = [VERDICTS] if any(row["verdict"] for row in rows) else []
     reasons: dict[str, list[str]] = {}
     for subject in evidence.subjects:
-        for record in subject.of("speed"):
+        for record in subject.of(kind):
             phase = str(record.get("phase"))
             notes.append(_noise(record, phase))
-            where = f"{subject.label}, {phase}"
+            where = f"{subject.label}, {phase}" if kind == "speed" else str(record.get("kernel"))
             ratio = record.get("ratio")
             for of, what in ((record, ""), (ratio, "no verdict: ")):
                 found = of.get("refused") if isinstance(of, Mapping) else None
@@ -188,8 +229,8 @@ def _noise(record: ev.Record, phase: str) -> str:
     if floor is None or detectable is None or rounds is None:
         return ""
     return (
-        f"Noise of {phase}: the same code twice agrees with a difference of {100 * floor:.2g} %; {rounds:.0f} rounds of it "
-        f"show one of {100 * detectable:.2g} % in 95 of 100 runs."
+        f"Noise of {phase}: the same code twice agrees with a difference of {numbers.digits(100 * floor, None, 2)} %; "
+        f"{rounds:.0f} rounds of it show one of {numbers.digits(100 * detectable, None, 2)} % in 95 of 100 runs."
     )
 
 

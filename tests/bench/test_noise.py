@@ -127,7 +127,7 @@ def test_a_control_that_differs_from_itself_refuses_all_verdicts():
 
 
 def test_times_that_are_none_are_refused():
-    with pytest.raises(ConfigError, match="as many|timed both"):
+    with pytest.raises(ConfigError, match="timed both"):
         noise.ratio_of([1.0], [1.0, 2.0])
     with pytest.raises(ConfigError, match="did not move"):
         noise.ratio_of([0.0], [1.0])

@@ -24,6 +24,10 @@ OPTIONS = {
     "bench extrapolation": (
         "RUNS... --against --batch-size --chunk --device --json --max-documents --multiples --output --trained-length -o"
     ),
+    "bench kernel": (
+        "OP SOURCE --batch-size --device --dtype --json --kernel --length --output --phase --repeats --set --threads "
+        "--warmup -o"
+    ),
     "bench memory": (
         "SOURCES... --against --batch-size --device --dtype --json --length --limit --max-length --output --phase --set -o"
     ),
