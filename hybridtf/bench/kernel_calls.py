@@ -5,9 +5,11 @@ Axes: b batch, t time (queries, for attention), s keys, h heads.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,10 +79,18 @@ class Call:
         return {name: list(value.shape) for name, value in self.arguments.items() if isinstance(value, Tensor)}
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """By ``torch.compile`` or ``Module.compile``, as a whole or in parts."""
+    dynamo = sys.modules.get("torch._dynamo")  # it takes seconds to load, and has not compiled anything before
+    return dynamo is not None and any(
+        isinstance(m, dynamo.OptimizedModule) or getattr(m, "_compiled_call_impl", None) is not None for m in model.modules()
+    )
+
+
 @contextmanager
 def watching(model: nn.Module, op: str | None = None) -> Iterator[list[Call]]:
     """Inside, the calls of ``model`` by kernels other than the reference, each combination of kernel and shapes once; with
-    ``op``, the calls of that op by whatever kernel."""
+    ``op``, the calls of that op by whatever kernel. A compiled model runs as it was written."""
     calls: list[Call] = []
     seen: set[Any] = set()
     hooks = [
@@ -88,7 +98,8 @@ def watching(model: nn.Module, op: str | None = None) -> Iterator[list[Call]]:
         for child in model.modules() if isinstance(child, OpKernel) and op in (None, child.op)
     ]
     try:
-        yield calls
+        with torch.compiler.set_stance("force_eager") if is_compiled(model) else contextlib.nullcontext():
+            yield calls
     finally:
         for hook in hooks:
             hook.remove()

@@ -63,7 +63,7 @@ def measure_kernels(
         device = device_of(model)
         step = make_step(phase, subject, model, batch_size, length)
         step.prepare()
-        with torch.compiler.set_stance("force_eager"), watching(model, op) as calls:
+        with watching(model, op) as calls:
             step.run()
         calls = [call for call in calls if call.phase == phase]
         if not calls:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hybridtf.bench.beside import Beside, Shared, ratio_fields, time_beside, time_fields
-from hybridtf.bench.kernel_calls import watching
+from hybridtf.bench.kernel_calls import is_compiled, watching
 from hybridtf.bench.kernel_checks import Check, check_calls, to_records
 from hybridtf.bench.records import Record, make_record
 from hybridtf.bench.subject import Subject
@@ -68,14 +68,6 @@ def measure_speed(
     return records
 
 
-def is_compiled(model: nn.Module) -> bool:
-    """By ``torch.compile`` or ``Module.compile``, as a whole or in parts."""
-    return any(
-        isinstance(m, torch._dynamo.OptimizedModule) or getattr(m, "_compiled_call_impl", None) is not None
-        for m in model.modules()
-    )
-
-
 def _same_backend(subjects: Sequence[Subject], models: Sequence[nn.Module]) -> None:
     found = {s.name: is_compiled(m) for s, m in zip(subjects, models, strict=True)}
     if len(set(found.values())) > 1:
@@ -90,7 +82,7 @@ def _part(phase: Phase, subject: Subject, model: nn.Module, batch_size: int, len
     counter = CountWork()
     try:
         part.step.prepare()
-        with torch.compiler.set_stance("force_eager"), watching(model) as calls, counter:
+        with watching(model) as calls, counter:
             part.step.run()
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
