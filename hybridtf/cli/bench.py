@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridtf.cli.options import BatchSize, Device, Json, Limit, Records, Repeats, Set, takes
+from hybridtf.cli.options import BatchSize, Device, Json, Limit, Records, Set, Threads, takes
 from hybridtf.cli.output import interruptible, print_json, print_measures
 from hybridtf.cli.sources import (
     choose_device,
@@ -41,6 +41,10 @@ Multiples = Annotated[str, typer.Option("--multiples", metavar="N,N,...", help="
 Length = Annotated[int, typer.Option("--length", min=1, help="Tokens a row; for decode, the prompt before it.")]
 
 
+Rounds = Annotated[int, typer.Option("--repeats", min=1, help="Rounds; fewer than 10 bear no verdict.")]
+Warmup = Annotated[int, typer.Option("--warmup", min=0, help="Runs before them that do not count.")]
+
+
 class Phase(StrEnum):
     """What is measured."""
 
@@ -65,6 +69,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
     group = typer.Typer(name="bench", help="Measure speed, memory and extrapolation.", rich_markup_mode=None)
     group.command("speed")(speed)
+    group.command("kernel")(kernel)
     group.command("memory")(memory)
     group.command("extrapolation")(extrapolation)
     app.add_typer(group)
@@ -93,8 +98,9 @@ class Measured:
 @takes(Measured)
 def speed(
     asked: Measured,
-    repeats: Repeats = 5,
-    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Runs before them that do not count.")] = 2,
+    repeats: Rounds = 20,
+    warmup: Warmup = 2,
+    threads: Threads = None,
 ) -> None:
     """Measure tokens a second in training, prefill and decode. Several models take turns."""
     from hybridtf.bench.speed import measure_speed
@@ -107,9 +113,41 @@ def speed(
     with interruptible("nothing was written"):
         records = measure_speed(
             subjects[0], against=subjects[1:], phases=chosen, batch_size=asked.batch_size, length=asked.length,
-            repeats=repeats, warmup=warmup,
+            repeats=repeats, warmup=warmup, threads=threads,
         )
     _finish(records, speed_table, asked.output, asked.json)
+
+
+def kernel(
+    op: Annotated[str, typer.Argument(metavar="OP", help="The op, as list ops names it.")],
+    source: Annotated[str, typer.Argument(metavar="RECIPE_OR_RUN", help="Whose call of it is timed.")],
+    kernels: Annotated[
+        list[str] | None, typer.Option("--kernel", metavar="NAME", help="May be repeated. Default: all that can run.")
+    ] = None,
+    phase: Annotated[Phase, typer.Option("--phase", help="In train with the backward.")] = Phase.train,
+    length: Length = 1024,
+    batch_size: BatchSize = 1,
+    dtype: DtypeOption = Dtype.float32,
+    repeats: Rounds = 20,
+    warmup: Warmup = 2,
+    threads: Threads = None,
+    set_: Set = None,
+    device: Device = None,
+    output: Records = None,
+    json: Json = False,
+) -> None:
+    """Time the kernels of an op beside each other, on a call that a model makes."""
+    from hybridtf.bench.kernel_speed import measure_kernels
+    from hybridtf.report.detail_tables import kernel_table
+
+    registries()
+    (subject,) = _subjects([source], set_, device, dtype)
+    with interruptible("nothing was written"):
+        records = measure_kernels(
+            subject, op, kernels=kernels or (), phase=_phase(phase), length=length, batch_size=batch_size, repeats=repeats,
+            warmup=warmup, threads=threads,
+        )
+    _finish(records, kernel_table, output, json)
 
 
 @takes(Measured)

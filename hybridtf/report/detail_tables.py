@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from hybridtf.bench.claims import ClaimError, long_context_claim, model_of
 from hybridtf.report import evidence as ev
 from hybridtf.report import numbers
@@ -9,6 +11,12 @@ from hybridtf.report.table import Cell, Column, Table, exact
 
 BRACKETS = (
     "Brackets around a speed: of one seed the spread between the quartiles of the repeats, of several the 95 % interval."
+)
+
+
+VERDICTS = (
+    "Verdict: ~ where the 99 % interval of the ratio holds 1, the difference is below the noise floor, or none is borne. "
+    "The first is compared with itself: the control."
 )
 
 
@@ -21,7 +29,9 @@ def speed_table(evidence: ev.Evidence) -> Table:
         Column("length", "length (tokens)", "plain"),
         Column("tokens_per_s", "speed", "rate", True),
         Column("matrix_share", "share of the matrix rate (%)", "score"),
-        Column("times_as_long", "time against the first", "score"),
+        Column("cold_tokens_per_s", "with cold caches", "rate"),
+        Column("times_as_long", "time against the first", "score", True),
+        Column("verdict", "verdict"),
     )
     rows: list[dict[str, Cell]] = []
     for subject in evidence.subjects:
@@ -36,10 +46,56 @@ def speed_table(evidence: ev.Evidence) -> Table:
                     "length": exact(condition[1]),
                     "tokens_per_s": ev.speed(subject, phase, condition),
                     "matrix_share": ev.over_seeds([_share(r) for r in found]),
-                    "times_as_long": ev.over_seeds([ev.number(r, "ratio", "time") for r in found]),
+                    "cold_tokens_per_s": ev.over_seeds([_cold(r) for r in found]),
+                    "times_as_long": ev.over_seeds(
+                        [ev.number(r, "ratio", "time") for r in found], [_ratio_interval(r) for r in found]
+                    ),
+                    "verdict": _verdict(found),
                 }
             )
-    return Table("Speed", columns, tuple(rows), (BRACKETS,) if any(row["tokens_per_s"] for row in rows) else ())
+    brackets = (BRACKETS,) if any(row["tokens_per_s"] for row in rows) else ()
+    return Table("Speed", columns, tuple(rows), (*brackets, *_speed_notes(evidence, rows, "speed")))
+
+
+def kernel_table(evidence: ev.Evidence) -> Table:
+    """One row for each kernel that was timed on a call of a recipe."""
+    columns = (
+        Column("recipe", "recipe"),
+        Column("op", "op"),
+        Column("kernel", "kernel"),
+        Column("phase", "phase"),
+        Column("batch_size", "batch", "plain"),
+        Column("length", "length (tokens)", "plain"),
+        Column("median_us", "median (us)", "score", True),
+        Column("cold_us", "with cold caches (us)", "score"),
+        Column("times_as_long", "time against the first", "score", True),
+        Column("verdict", "verdict"),
+    )
+    rows: list[dict[str, Cell]] = []
+    for subject in evidence.subjects:
+        for r in subject.of("kernel"):
+            low, high = (_micro(r, name) for name in ("p20_s", "p80_s"))
+            median, ratio = _micro(r, "median_s"), ev.number(r, "ratio", "time")
+            bounds = _ratio_interval(r)
+            rows.append(
+                {
+                    "recipe": subject.label,
+                    **{name: str(r.get(name)) for name in ("op", "kernel", "phase")},
+                    "batch_size": exact(ev.number(r, "batch_size")),
+                    "length": exact(ev.number(r, "length")),
+                    "median_us": None if median is None else ev.Measured(median, low, high),
+                    "cold_us": exact(_micro(r, "cold", "median_s")),
+                    "times_as_long": None if ratio is None else ev.Measured(ratio, *(bounds or (None, None))),
+                    "verdict": _verdict([r]),
+                }
+            )
+    brackets = ("Brackets around a time: from 20 to 80 of 100 rounds.",) if rows else ()
+    return Table("Kernels", columns, tuple(rows), (*brackets, *_speed_notes(evidence, rows, "kernel")))
+
+
+def _micro(record: ev.Record, *path: str) -> float | None:
+    seconds = ev.number(record, *path)
+    return None if seconds is None else 1e6 * seconds
 
 
 def memory_table(evidence: ev.Evidence) -> Table:
@@ -200,6 +256,58 @@ def _warnings(record: ev.Record) -> list[str]:
     if isinstance(collapse, dict):
         told.append(f"collapsed at {collapse['length']} tokens ({collapse['ratio']:g}x the trained length): {collapse['why']}")
     return [*told, *([note] if (note := _note(record)) else [])]
+
+
+def _cold(record: ev.Record) -> float | None:
+    """Tokens a second of the median run with cold caches."""
+    tokens, seconds = ev.number(record, "tokens"), ev.number(record, "cold", "median_s")
+    return None if tokens is None or not seconds else tokens / seconds
+
+
+def _ratio_interval(record: ev.Record) -> tuple[float, float] | None:
+    ratio = record.get("ratio")
+    return ev.pair(ratio.get("interval")) if isinstance(ratio, Mapping) else None
+
+
+def _verdict(found: Sequence[ev.Record]) -> str | None:
+    """faster, slower or ~, as recorded; of several seeds only what all of them say. Older records have none."""
+    said = [ratio["verdict"] for r in found if isinstance(ratio := r.get("ratio"), Mapping) and ratio.get("verdict")]
+    if not said:
+        return None
+    return str(said[0]) if len(set(said)) == 1 else "~"
+
+
+def _speed_notes(evidence: ev.Evidence, rows: Sequence[dict[str, Cell]], kind: str) -> list[str]:
+    """What signs mean, each run's noise, and why something is no claim or was not timed."""
+    notes = [VERDICTS] if any(row["verdict"] for row in rows) else []
+    reasons: dict[str, list[str]] = {}
+    for subject in evidence.subjects:
+        for record in subject.of(kind):
+            phase = str(record.get("phase"))
+            notes.append(_noise(record, phase))
+            where = f"{subject.label}, {phase}" if kind == "speed" else str(record.get("kernel"))
+            ratio = record.get("ratio")
+            for of, what in ((record, ""), (ratio, "no verdict: ")):
+                found = of.get("refused") if isinstance(of, Mapping) else None
+                for reason in found if isinstance(found, list) else []:
+                    reasons.setdefault(f"{what or 'no claim: '}{reason}", []).append(where)
+            if record.get("note"):
+                reasons.setdefault(_note(record), []).append(where)
+    return [note for note in dict.fromkeys(notes) if note] + [
+        f"{'; '.join(dict.fromkeys(places))}: {reason}." for reason, places in reasons.items()
+    ]
+
+
+def _noise(record: ev.Record, phase: str) -> str:
+    """The run's noise floor, and what it could have shown."""
+    floor, detectable = ev.number(record, "noise", "floor"), ev.number(record, "noise", "detectable")
+    rounds = ev.number(record, "noise", "rounds")
+    if floor is None or detectable is None or rounds is None:
+        return ""
+    return (
+        f"Noise of {phase}: the same code twice agrees with a difference of {numbers.digits(100 * floor, None, 2)} %; "
+        f"{rounds:.0f} rounds of it show one of {numbers.digits(100 * detectable, None, 2)} % in 95 of 100 runs."
+    )
 
 
 def _share(record: ev.Record) -> float | None:

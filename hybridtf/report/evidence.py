@@ -33,6 +33,7 @@ _ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 _CONDITIONS = {
     "quality": ("task", "metric"),
     "speed": ("phase", "batch_size", "length"),
+    "kernel": ("op", "kernel", "phase", "batch_size", "length"),
     "memory": ("phase", "batch_size", "length"),
     "extrapolation": ("task", "protocol"),
 }

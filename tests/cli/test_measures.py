@@ -57,6 +57,18 @@ def test_speed_beside_another(recipe: str, trained: Path, tmp_path: Path) -> Non
     assert [row["recipe"] for row in found["table"]][::2] == names
 
 
+def test_kernels_of_an_op_beside_each_other(recipe: str, tmp_path: Path) -> None:
+    found = as_json(
+        "bench", "kernel", "ssd", "smoke/mamba2", *QUICK, "--repeats", 1, "--warmup", 0, "--phase", "prefill", "--threads", 1,
+        "-o", tmp_path / "r.jsonl",
+    )  # fmt: skip
+    assert found["records"] == read_records(tmp_path / "r.jsonl")
+    assert {"chunked", "reference"} <= {row["kernel"] for row in found["table"]}
+    assert "no kernel named 'chunkd'. Did you mean 'chunked'?" in refused(
+        "bench", "kernel", "ssd", "smoke/mamba2", "--kernel", "chunkd", *QUICK
+    )
+
+
 def test_memory_of_two_phases_and_the_longest_length(recipe: str, tmp_path: Path) -> None:
     found = as_json(
         "bench", "memory", recipe, *QUICK, "--phase", "train", "--phase", "decode", "--limit", "2MB", "--max-length", 33

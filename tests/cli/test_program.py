@@ -25,11 +25,16 @@ OPTIONS = {
         "RUNS... --against --batch-size --chunk --device --json --lengths --max-documents --max-rows --multiples --output "
         "--stride --timeout --trained-length -o"
     ),
+    "bench kernel": (
+        "OP SOURCE --batch-size --device --dtype --json --kernel --length --output --phase --repeats --set --threads "
+        "--warmup -o"
+    ),
     "bench memory": (
         "SOURCES... --against --batch-size --device --dtype --json --length --limit --max-length --output --phase --set -o"
     ),
     "bench speed": (
-        "SOURCES... --against --batch-size --device --dtype --json --length --output --phase --repeats --set --warmup -o"
+        "SOURCES... --against --batch-size --device --dtype --json --length --output --phase --repeats --set --threads "
+        "--warmup -o"
     ),
     "check": "RECIPES... --component --json --plugin --set",
     "compare": (
