@@ -14,7 +14,6 @@ import torch
 
 from hybridtf.bench.child import run_trial
 from hybridtf.bench.leaks import REPEATS, Leak, repeat_and_count
-from hybridtf.bench.outcomes import Outcome
 from hybridtf.bench.peak import AllocatorPeak
 from hybridtf.bench.records import Record, make_record
 from hybridtf.bench.subject import Identity, Subject
@@ -72,7 +71,6 @@ def measure_memory(
     device, dtype, identity = _probe(subject)
     on_cuda = device.type == "cuda"
     found = _gpu_counted(subject, phase, batch_size, length) if on_cuda else counted(subject, phase, batch_size, length)
-    outcome: Outcome = "fits" if found else "out_of_memory"
     notes = [] if found else [f"out of memory: {phase} at {batch_size} x {length} tokens does not fit the device"]
     longest = None
     if limit_bytes is not None:
@@ -80,7 +78,7 @@ def measure_memory(
             subject, phase=phase, batch_size=batch_size, limit_bytes=limit_bytes, max_length=max_length
         )
     fields: dict[str, Any] = {"phase": phase, "batch_size": batch_size, "length": length, "device": str(device)}
-    fields |= {"dtype": dtype, "outcome": outcome}
+    fields |= {"dtype": dtype, "result": "ok" if found else "out_of_memory"}
     how = {**HOW, "peak": ALLOCATOR if on_cuda else COUNTED}
     fields |= vars(found.footprint) if found else dict.fromkeys(vars(Footprint(0)))
     fields |= _against_plan(subject, phase, batch_size, length, found, notes)

@@ -34,6 +34,7 @@ _CONDITIONS = {
     "quality": ("task", "metric"),
     "speed": ("phase", "batch_size", "length"),
     "memory": ("phase", "batch_size", "length"),
+    "fits": ("phase", "batch_size", "limit_bytes"),
 }
 
 

@@ -295,7 +295,7 @@ def test_out_of_memory_is_an_outcome_without_numbers(allocator, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "backward", full)
     monkeypatch.setattr("hybridtf.bench.memory.device_of", lambda model: torch.device("cuda"))
     record = measure_memory(one, length=8)
-    assert record["outcome"] == "out_of_memory"
+    assert record["result"] == "out_of_memory"
     assert record["peak"] is record["weights"] is record["rest"] is record["leak"] is None
     assert "does not fit the device" in record["note"]
 
@@ -308,7 +308,7 @@ def test_what_is_computed_is_what_lives(phase):
     found = measure_memory(subject("m a w"), phase=phase, batch_size=2, length=19)
     assert found["differs"] == {}
     assert found["computed"] == {kind: found[kind] for kind in ("weights", "gradients", "optimizer", "state")}
-    assert (found["outcome"], found["note"], found["leak"]["bytes"]) == ("fits", None, 0)
+    assert (found["result"], found["note"], found["leak"]["bytes"]) == ("ok", None, 0)
 
 
 def test_what_differs_from_the_plan_is_said(monkeypatch):

@@ -25,7 +25,8 @@ OPTIONS = {
         "RUNS... --against --batch-size --chunk --device --json --max-documents --multiples --output --trained-length -o"
     ),
     "bench memory": (
-        "SOURCES... --against --batch-size --device --dtype --json --length --limit --max-length --output --phase --set -o"
+        "SOURCES... --against --batch-size --device --dtype --fits --json --length --limit --max-length --output --phase "
+        "--rest --set --timeout -o"
     ),
     "bench speed": (
         "SOURCES... --against --batch-size --device --dtype --json --length --output --phase --repeats --set --warmup -o"
