@@ -21,6 +21,7 @@ from hybridtf.bench.subject import Subject
 from hybridtf.core import ConfigError, DataError
 from hybridtf.cost import state_size
 from hybridtf.cost.calls import has_state
+from hybridtf.cost.foreign import adapted, has_known_state
 from hybridtf.tasks import EvalDocument, Task
 
 MULTIPLES = (1, 2, 4, 8, 16)
@@ -43,6 +44,7 @@ def measure_extrapolation(
         raise ConfigError(
             f"extrapolation: multiples must rise from at least 1, got {list(multiples)} of {trained_length} tokens"
         )
+    model = adapted(model)
     documents, reached, notes = choose_documents(task, trained_length, multiples, min_documents, max_documents)
     scored = score_carried(
         model, documents, length=trained_length * reached, chunk=chunk or min(trained_length, 512),
@@ -52,7 +54,7 @@ def measure_extrapolation(
     notes += [] if has_state(model) else ["the model carries no state: each document was read in one call"]
     bytes_per_token = sum(d.n_bytes for d in documents) / sum(len(d.targets) for d in documents)
     ends = [trained_length * m for m in multiples]
-    sizes = [state_size(model, end)["used"] if has_state(model) else None for end in ends]
+    sizes = [state_size(model, end)["used"] if has_known_state(model) else None for end in ends]
     fields = {
         "trained_length": trained_length, "multiples": list(multiples), "max_documents": max_documents, "task": task.name,
         "n_documents": len(documents), **by_multiple(scored, ends, bytes_per_token),

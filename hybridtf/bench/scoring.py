@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hybridtf.core import DataError, Law, LengthError, Segments, State
 from hybridtf.cost.calls import IGNORED, call, device_of, has_state, need_state
+from hybridtf.cost.foreign import adapted
 from hybridtf.models import LanguageModel, LanguageModelOutput
 from hybridtf.models.generation.model import evaluating, refusal
 from hybridtf.tasks import EvalDocument
@@ -58,7 +59,7 @@ class AsLanguageModel(nn.Module):
 
 def as_language_model(model: nn.Module) -> LanguageModel:
     """``model`` itself, or behind :class:`AsLanguageModel`."""
-    return model if isinstance(model, LanguageModel) else cast(LanguageModel, AsLanguageModel(model))
+    return model if isinstance(model, LanguageModel) else cast(LanguageModel, AsLanguageModel(adapted(model)))
 
 
 # -- whole documents, state carried --------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from torch import nn
 from hybridtf.core import BuildContext, ConfigError
 from hybridtf.core.kernels import PHASES, OpKernel
 from hybridtf.cost.calls import device_of
+from hybridtf.cost.foreign import adapted
 from hybridtf.recipe import Recipe
 from hybridtf.tasks import Task
 from hybridtf.train import build_optimizer, load_run, train_config
@@ -100,7 +101,7 @@ class Subject:
         size = vocab_size if vocab_size is not None else getattr(config, "vocab_size", None)
         if size is None:
             raise ConfigError(f"{name}: the model's config has no vocab_size; give vocab_size=")
-        return cls(name, functools.partial(copy.deepcopy, model), size, **more)
+        return cls(name, functools.partial(copy.deepcopy, adapted(model)), size, **more)
 
     @classmethod
     def from_task(
@@ -154,7 +155,7 @@ def _made_for(task: Task, factory: ModelFactory, name: str, seed: int, device: t
         model = factory(task)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{name}: the function from task to model gave {type(model).__name__}, no nn.Module")
-    return model if device_of(model).type == place.type else model.to(place)
+    return adapted(model if device_of(model).type == place.type else model.to(place))
 
 
 def recipe_hash(recipe: Mapping[str, Any]) -> str:
