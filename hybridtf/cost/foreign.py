@@ -72,7 +72,8 @@ class Foreign(nn.Module):
     def _need_one_document(self, segments: Segments) -> None:
         if not bool(((segments.ids == segments.ids[:, :1]) & (segments.ids > 0)).all() & segments.continues.all()):
             raise ConfigError(
-                f"{self._name}: a foreign cache goes on with one document in each row, without padding; read each document alone"
+                f"{self._name}: a foreign cache goes on with one document in each row, without padding; "
+                "read each document alone"
             )
 
     def _apart(self, ids: Tensor, documents: Tensor) -> Tensor:
@@ -87,7 +88,9 @@ class Foreign(nn.Module):
         alone[which, place] = ids[real]
         if not len(counts):
             raise ConfigError(f"{self._name}: a batch of padding alone has nothing to read")
-        found = self._read(alone, None, "all").logits[which, place]
+        scores = self._read(alone, None, "all").logits
+        assert scores is not None  # _scores has refused that
+        found = scores[which, place]
         return found.new_zeros(*ids.shape, found.shape[-1]).masked_scatter(real[..., None], found)
 
     def _read(self, ids: Tensor, state: Any, logits: str) -> LanguageModelOutput:

@@ -23,7 +23,8 @@ def llama(task: Task) -> nn.Module:
 def mamba2(task: Task) -> nn.Module:
     """Two layers of Mamba-2."""
     config = transformers.Mamba2Config(
-        vocab_size=task.vocab_size, num_hidden_layers=2, state_size=8, head_dim=8, num_heads=4, n_groups=1, chunk_size=16, **SIZES
+        vocab_size=task.vocab_size, num_hidden_layers=2, state_size=8, head_dim=8, num_heads=4, n_groups=1, chunk_size=16,
+        **SIZES,
     )
     return transformers.Mamba2ForCausalLM(config)
 

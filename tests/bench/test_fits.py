@@ -1,15 +1,19 @@
 """The longest length by trial: the search on false trials, the child on real ones, and the record of both."""
 
+import json
 import math
+import pickle
 import random
+import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from hybridtf.bench import Subject, measure_fits, search_fits
-from hybridtf.bench.child import run_trial
+from hybridtf.bench.child import _answer, run_trial
 from hybridtf.bench.fits import RESOLUTION, Probe
 from hybridtf.bench.outcomes import OUTCOMES, is_out_of_memory
 from hybridtf.core import ConfigError
@@ -189,6 +193,42 @@ def test_a_child_tells_its_outcomes_apart(length, limit_mib, outcome, words):
     assert words is None or words in found["error"].lower()
     if outcome == "fits":
         assert 18 << 20 < found["peak"] < 40 << 20
+
+
+def test_refusal_10_every_trial_is_a_process_of_its_own(monkeypatch):
+    started = []
+
+    class Child:
+        """Answers what a child would, without being one."""
+
+        def __init__(self, command, **options):
+            started.append(command)
+            self.returncode = 0
+
+        def communicate(self, request, timeout):
+            (_, _, length, limit_bytes, _), _ = pickle.loads(request)
+            how = "fits" if length <= limit_bytes else "out_of_memory"
+            return json.dumps({"outcome": how, "error": None}).encode(), b""
+
+        def poll(self):
+            return 0
+
+    stand_in = SimpleNamespace(Popen=Child, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr("hybridtf.bench.child.subprocess", stand_in)
+    record = measure_fits(subject("a"), limit_bytes=5000)
+    assert record["fits"] <= 5000 < record["fails"]["length"]
+    assert len(started) == len(record["probes"]) <= 12
+    assert all(command[0] == sys.executable for command in started)
+
+
+@pytest.mark.parametrize(
+    ("code", "err", "outcome"),
+    [(-9, b"", "out_of_memory"), (-6, b"what: std::bad_alloc", "out_of_memory"), (-11, b"", "failed"), (3, b"no", "failed")],
+)
+def test_the_end_of_a_child_that_says_nothing_is_told(code, err, outcome):
+    found = _answer(GROWS, code, b"", err)
+    assert found["outcome"] == outcome
+    assert found["error"]
 
 
 def test_a_child_that_takes_too_long_is_ended():

@@ -261,7 +261,7 @@ def test_both_ways_of_measuring_agree(allocator, phase):
     assert found.rest["driver"] - found.rest["beyond_allocator"] > counted.weights  # what was reserved then
 
 
-def test_a_peak_that_was_not_reset_is_refused(allocator):
+def test_refusal_4_a_peak_that_was_not_reset(allocator):
     peak = AllocatorPeak()
     with pytest.raises(DataError, match="was not reset"):
         peak.allocated()
@@ -284,6 +284,22 @@ def test_a_cpu_that_resets_no_peak_gives_no_rest(monkeypatch):
     found = measure_memory(subject("a"), length=9, rest=True)
     assert found["rest"] is None
     assert "not reset is refused" in found["how"]["rest"]
+
+
+def test_refusal_10_no_search_by_trial_inside_one_process(allocator, monkeypatch):
+    measured = []
+
+    def once(*args):
+        measured.append(args)
+        return real(*args)
+
+    real = on_gpu
+    monkeypatch.setattr("hybridtf.bench.memory.on_gpu", once)
+    monkeypatch.setattr("hybridtf.bench.memory.device_of", lambda model: torch.device("cuda"))
+    found = measure_memory(subject("a"), phase="prefill", length=8, limit_bytes=100_000, max_length=64)
+    assert len(measured) == 1  # the length that was asked for; the longest is predicted
+    assert found["longest"]["predicted"]
+    assert found["reserved"] != found["peak"]
 
 
 def test_out_of_memory_is_an_outcome_without_numbers(allocator, monkeypatch):

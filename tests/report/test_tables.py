@@ -143,7 +143,7 @@ def test_detail_tables() -> None:
     assert extrapolation_table(evidence).to_rows()[0]["bits_per_byte_8x"] == pytest.approx(2.284 + 3 * 0.52)
 
 
-def test_every_way_to_have_no_number_keeps_its_word() -> None:
+def test_refusal_12_every_way_to_have_no_number_keeps_its_word() -> None:
     ended = ("out_of_memory", "timed_out", "non_finite")
     records = []
     for seed, result in enumerate(ended):
