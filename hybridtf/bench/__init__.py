@@ -5,17 +5,18 @@ from hybridtf.bench.comparison import CompareOptions, compare
 from hybridtf.bench.describe import measure_model
 from hybridtf.bench.environment import environment
 from hybridtf.bench.extrapolation import measure_extrapolation
+from hybridtf.bench.fits import measure_fits, search_fits
 from hybridtf.bench.kernel_speed import measure_kernels
 from hybridtf.bench.memory import count_bytes, measure_memory
 from hybridtf.bench.quality import measure_quality
 from hybridtf.bench.records import KINDS, SCHEMA, Record, Records, append_record, make_record, read_records, select
 from hybridtf.bench.speed import measure_speed
-from hybridtf.bench.subject import Identity, Subject, recipe_hash
+from hybridtf.bench.subject import Identity, ModelFactory, Subject, recipe_hash
 from hybridtf.bench.timing import machine_floor
 
 __all__ = [
-    "KINDS", "SCHEMA", "ClaimError", "CompareOptions", "Identity", "Record", "Records", "Subject", "append_record",
-    "compare", "count_bytes", "environment", "long_context_claim", "machine_floor", "make_record",
-    "measure_extrapolation", "measure_kernels", "measure_memory", "measure_model", "measure_quality", "measure_speed",
-    "read_records", "recipe_hash", "select",
+    "KINDS", "SCHEMA", "ClaimError", "CompareOptions", "Identity", "ModelFactory", "Record", "Records", "Subject",
+    "append_record", "compare", "count_bytes", "environment", "long_context_claim", "machine_floor", "make_record",
+    "measure_extrapolation", "measure_fits", "measure_kernels", "measure_memory", "measure_model", "measure_quality",
+    "measure_speed", "read_records", "recipe_hash", "search_fits", "select",
 ]

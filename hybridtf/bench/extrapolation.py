@@ -36,6 +36,7 @@ from hybridtf.bench.subject import Subject, recipe_hash
 from hybridtf.core import ConfigError, DataError
 from hybridtf.cost import state_size
 from hybridtf.cost.calls import has_state
+from hybridtf.cost.foreign import adapted, has_known_state
 from hybridtf.tasks import EvalDocument, Task
 
 MULTIPLES = (1, 2, 4, 8, 16)
@@ -76,6 +77,7 @@ def measure_extrapolation(
     asked = Lengths(
         trained_length, tuple(ends), chunk or min(trained_length, LONGEST_CHUNK), batch_size, timeout, progress
     )
+    model = adapted(model)
     if not isinstance(task, HasLongDocuments):
         if stride is not None:
             raise ConfigError(f"extrapolation: stride is of windows over documents, and task {task.name!r} has none")
@@ -145,7 +147,7 @@ def _along(
             }
             for i, end in enumerate(asked.ends)
         ],
-        "state_bytes": [state_size(model, end)["used"] if has_state(model) else None for end in asked.ends],
+        "state_bytes": [state_size(model, end)["used"] if has_known_state(model) else None for end in asked.ends],
         "note": "; ".join(notes) or None,
     }
 

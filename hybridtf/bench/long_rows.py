@@ -20,7 +20,7 @@ from hybridtf.bench.bootstrap import interval_of_share
 from hybridtf.bench.reading import Lengths, Result, Stopped, read, rows_that_fit
 from hybridtf.core import ConfigError
 from hybridtf.cost import state_size
-from hybridtf.cost.calls import has_state
+from hybridtf.cost.foreign import has_known_state
 from hybridtf.models.generation.model import evaluating
 from hybridtf.tasks import IGNORE, NO_EVIDENCE, Batch, Task
 
@@ -149,7 +149,7 @@ def _scores(task: Task, answers: Answers) -> dict[str, Any]:
 
 def _state(model: nn.Module, length: int, answers: Answers) -> dict[str, Any]:
     """Bytes of state of a row, and the largest number in the recurrent ones, after a row of ``length`` tokens."""
-    used = state_size(model, length)["used"] if has_state(model) else None
+    used = state_size(model, length)["used"] if has_known_state(model) else None
     return {"state_bytes": used, "largest_state": answers.largest_state if answers.result == "ok" else None}
 
 

@@ -6,7 +6,6 @@ t time.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,9 +14,11 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from hybridtf.bench.environment import main_memory
 from hybridtf.core import ConvWindow, Fixed, LengthError, Segments, State, leaves
 from hybridtf.cost import state_size
 from hybridtf.cost.calls import IGNORED, call, device_of, has_state
+from hybridtf.cost.foreign import has_known_state
 from hybridtf.models.generation.model import refusal
 from hybridtf.train.evaluate import cut_segments, only_documents
 
@@ -144,17 +145,14 @@ def rows_that_fit(model: nn.Module, length: int, n_rows: int) -> int:
 
     On a CPU nothing refuses memory in time: the process is ended, and the sweep with it. A GPU refuses by itself.
     """
-    if device_of(model).type != "cpu" or not has_state(model):
+    if device_of(model).type != "cpu" or not has_known_state(model):
         return n_rows
-    need, there = state_size(model, length)["used"], physical_memory()
+    need, there = state_size(model, length)["used"], main_memory()
+    if there is None:
+        return n_rows
     if need > there:
         raise Stopped("out_of_memory", 0, f"the state of a row takes {need:,} of {there:,} bytes of memory")
     return min(n_rows, there // need) if need else n_rows
-
-
-def physical_memory() -> int:
-    """Bytes of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def out_of_memory(error: BaseException) -> bool:

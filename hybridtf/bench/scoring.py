@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from hybridtf.bench.reading import Chunk, Stopped, read
 from hybridtf.core import DataError, Law, Segments, State
 from hybridtf.cost.calls import call, device_of, has_state, need_state
+from hybridtf.cost.foreign import adapted
 from hybridtf.models import LanguageModel, LanguageModelOutput
 from hybridtf.models.generation.model import evaluating
 from hybridtf.tasks import EvalDocument
@@ -55,7 +56,7 @@ class AsLanguageModel(nn.Module):
 
 def as_language_model(model: nn.Module) -> LanguageModel:
     """``model`` itself, or behind :class:`AsLanguageModel`."""
-    return model if isinstance(model, LanguageModel) else cast(LanguageModel, AsLanguageModel(model))
+    return model if isinstance(model, LanguageModel) else cast(LanguageModel, AsLanguageModel(adapted(model)))
 
 
 # -- whole documents, state carried --------------------------------------------------------------------------------

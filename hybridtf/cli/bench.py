@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hybridtf.cli.options import BatchSize, Device, Json, Limit, Records, Set, Threads, takes
-from hybridtf.cli.output import interruptible, print_json, print_measures
+from hybridtf.cli.output import interruptible, print_json, print_measures, say
 from hybridtf.cli.sources import (
     choose_device,
     is_run,
@@ -155,23 +155,43 @@ def memory(
     asked: Measured,
     limit: Limit = None,
     max_length: Annotated[int, typer.Option("--max-length", min=1, help="The search for it ends here.")] = 1 << 20,
+    rest: Annotated[bool, typer.Option("--rest", help="On a CPU, also what a fresh process holds beyond.")] = False,
+    fits: Annotated[bool, typer.Option("--fits", help="Try the longest length in child processes instead.")] = False,
+    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds for each child process.")] = 600.0,
 ) -> None:
     """Count bytes by kind: weights, gradients, optimizer, activations, state, and the peak."""
     from hybridtf.bench.memory import measure_memory
     from hybridtf.report.detail_tables import memory_table
+    from hybridtf.report.fits_table import fits_table
 
     registries()
     limit_bytes = None if limit is None else parse_size(limit, "--limit")
     with interruptible("nothing was written"):
         records = [
+            _try_lengths(subject, one, asked.batch_size, limit_bytes, timeout, max_length) if fits else
             measure_memory(
                 subject, phase=_phase(one), batch_size=asked.batch_size, length=asked.length, limit_bytes=limit_bytes,
-                max_length=max_length,
+                max_length=max_length, rest=rest, timeout_s=timeout,
             )
             for subject in asked.subjects()
             for one in asked.phase or (Phase.train,)
         ]
-    _finish(records, memory_table, asked.output, asked.json)
+    _finish(records, fits_table if fits else memory_table, asked.output, asked.json)
+
+
+def _try_lengths(
+    subject: Subject, phase: Phase, batch_size: int, limit_bytes: int | None, timeout_s: float, max_length: int
+) -> Record:
+    """The longest length by trial, each trial told as it ends."""
+    from hybridtf.bench.fits import Probe, measure_fits
+
+    def told(one: Probe) -> None:
+        say(f"{subject.name}, {phase.value}: {one.length:,} tokens: {one.outcome.replace('_', ' ')}")
+
+    return measure_fits(
+        subject, phase=_phase(phase), batch_size=batch_size, limit_bytes=limit_bytes, timeout_s=timeout_s,
+        max_length=max_length, progress=told,
+    )
 
 
 def extrapolation(

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from hybridtf.core import ConfigError, Fixed, Growing, Ring, State, StateLeaf, known_names
 from hybridtf.cost.calls import call, copy_state, device_of, has_state, mean_loss, need_state
+from hybridtf.cost.foreign import has_known_state
 
 Phase: TypeAlias = Literal["train", "prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("train", "prefill", "decode")
@@ -184,6 +185,8 @@ class LastDecodeStep(Step):
     ) -> None:
         super().__init__(model, batch_size, length, dtype)
         need_state(model, "decode")
+        if not has_known_state(model):
+            raise ConfigError("decode cannot be predicted: what a foreign cache holds is known by reading alone; measure it")
         self.tokens = batch_size
         # The token is a column of ids that stay alive, as it is when all are decoded; so does the prompt.
         self.ids = self.random_ids(vocab_size, DECODE_TOKENS)

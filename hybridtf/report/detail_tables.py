@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from hybridtf.bench.claims import ClaimError, long_context_claim, model_of
 from hybridtf.report import evidence as ev
 from hybridtf.report import numbers
+from hybridtf.report.fits_table import outcome_words, tried
 from hybridtf.report.table import Cell, Column, Table, exact
 
 BRACKETS = (
@@ -107,6 +108,8 @@ def memory_table(evidence: ev.Evidence) -> Table:
         Column("batch_size", "batch", "plain"),
         Column("length", "length (tokens)", "plain"),
         *(Column(part, part, "bytes") for part in parts),
+        Column("state_used", "state in use", "bytes"),
+        Column("rest", "rest of the process or allocator", "bytes"),
         Column("longest", "longest that fits"),
     )
     rows: list[dict[str, Cell]] = []
@@ -119,9 +122,11 @@ def memory_table(evidence: ev.Evidence) -> Table:
                 "phase": phase,
                 "batch_size": exact(condition[0]),
                 "length": exact(condition[1]),
-                "longest": next((text for r in found if (text := _longest(r))), None),
+                "longest": _longest_of(subject, phase, condition[0], found),
+                "state_used": ev.over_seeds([ev.number(r, "state_used") for r in found]),
+                "rest": ev.over_seeds([_rest(r) for r in found]),
             }
-            rows.append(row | {part: ev.over_seeds([ev.number(r, part) for r in found]) for part in parts})
+            rows.append(row | {part: _bytes_or_word(found, part) for part in parts})
     return Table("Memory", columns, tuple(rows))
 
 
@@ -316,14 +321,36 @@ def _share(record: ev.Record) -> float | None:
     return None if rate is None or not limit else 100 * rate / limit
 
 
-def _longest(record: ev.Record) -> str | None:
+def _bytes_or_word(records: list[ev.Record], part: str) -> Cell:
+    """The bytes of ``part``; where one seed has none because of how it ended, that word and no mean of the others."""
+    ended = [str(r["result"]) for r in records if r.get("result") not in (None, "ok")]
+    if not ended:
+        return ev.over_seeds([ev.number(r, part) for r in records])
+    words = ", ".join(dict.fromkeys(map(outcome_words, ended)))
+    return words if len(ended) == len(records) else f"{words} in {len(ended)} of {len(records)} seeds"
+
+
+def _rest(record: ev.Record) -> float | None:
+    """On a CPU the resident bytes beyond the counted ones, on a GPU those that its allocator held and did not use."""
+    beyond = ev.number(record, "rest", "beyond_counted")
+    return ev.number(record, "rest", "unused") if beyond is None else beyond
+
+
+def _longest_of(subject: ev.Subject, phase: str, batch_size: int, found: list[ev.Record]) -> str | None:
+    """What trials have found; else what was predicted."""
+    trials = [tried(r) for r in subject.of("fits", phase=phase, batch_size=batch_size)]
+    return next((text for text in (*trials, *map(_predicted, found)) if text), None)
+
+
+def _predicted(record: ev.Record) -> str | None:
     longest = record.get("longest")
-    length, limit = ev.number(longest, "length"), ev.number(longest, "limit_bytes")
-    if length is None or limit is None:
+    limit = ev.number(longest, "limit_bytes")
+    if not isinstance(longest, dict) or limit is None:
         return None
-    more = "at least " if isinstance(longest, dict) and longest.get("at_least") else ""
+    length = ev.number(longest, "length")
+    more = "at least " if longest.get("at_least") else ""
     tokens = f"{more}{numbers.thousands(length)} tokens" if length else "no length"
-    return f"{tokens} in {numbers.in_bytes(limit)}"
+    return f"{tokens} in {numbers.in_bytes(limit)}" + (", predicted" if longest.get("predicted") else "")
 
 
 def _note(record: ev.Record) -> str:

@@ -36,6 +36,7 @@ _CONDITIONS = {
     "kernel": ("op", "kernel", "phase", "batch_size", "length"),
     "memory": ("phase", "batch_size", "length"),
     "extrapolation": ("task", "protocol"),
+    "fits": ("phase", "batch_size", "limit_bytes"),
 }
 
 

@@ -223,7 +223,7 @@ def test_a_state_that_cannot_fit_is_not_begun(monkeypatch):
     one = mamba("m a")
     model = one.build()
     short, long = (state_size(model, n)["used"] for n in (32, 128))
-    monkeypatch.setattr("hybridtf.bench.reading.physical_memory", lambda: (short + long) // 2)
+    monkeypatch.setattr("hybridtf.bench.reading.main_memory", lambda: (short + long) // 2)
     found = measure(one, model=model, batch_size=4)
     assert [e["result"] for e in found["by_length"]] == ["ok", "out_of_memory"]
     assert f"128 tokens: the state of a row takes {long:,} of {(short + long) // 2:,} bytes of memory" in found["note"]

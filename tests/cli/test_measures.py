@@ -80,6 +80,15 @@ def test_memory_of_two_phases_and_the_longest_length(recipe: str, tmp_path: Path
     assert "peak" in ok("bench", "memory", recipe, *QUICK).stdout
 
 
+@pytest.mark.slow
+def test_lengths_are_tried_in_child_processes(recipe: str) -> None:
+    found = as_json("bench", "memory", recipe, "--fits", "--limit", "1GiB", "--max-length", 40, "--batch-size", 1)
+    one = found["records"][0]
+    assert (one["kind"], one["limit_bytes"], one["fits"], one["ended"]) == ("fits", 1 << 30, 40, "max_length")
+    assert [p["outcome"] for p in one["probes"]] == ["fits", "fits"]
+    assert found["table"][0]["fits"] == 40
+
+
 def test_changes_reach_the_measurement(recipe: str) -> None:
     def params(*more: str) -> int:
         return as_json("bench", "memory", recipe, *QUICK, *more)["records"][0]["n_params"]

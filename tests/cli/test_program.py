@@ -30,7 +30,8 @@ OPTIONS = {
         "--warmup -o"
     ),
     "bench memory": (
-        "SOURCES... --against --batch-size --device --dtype --json --length --limit --max-length --output --phase --set -o"
+        "SOURCES... --against --batch-size --device --dtype --fits --json --length --limit --max-length --output --phase "
+        "--rest --set --timeout -o"
     ),
     "bench speed": (
         "SOURCES... --against --batch-size --device --dtype --json --length --output --phase --repeats --set --threads "

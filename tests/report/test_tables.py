@@ -9,6 +9,7 @@ from rich.console import Console
 from hybridtf.report import compare_table, numbers
 from hybridtf.report.detail_tables import extrapolation_table, memory_table, quality_table, speed_table
 from hybridtf.report.evidence import gather
+from hybridtf.report.fits_table import fits_table
 from tests.report import sample
 
 THIN = numbers.THIN
@@ -135,12 +136,57 @@ def test_detail_tables() -> None:
     assert train["matrix_share"] == pytest.approx(100 * 11_930 * 6 * 6.29e6 / 9.1e10)
     assert (train["batch_size"], train["length"]) == (8, 512)
     memory = memory_table(evidence).to_rows()
+    assert memory[0]["rest"] is memory[0]["state_used"] is None
     assert memory[0]["longest"] == f"3,391 tokens in 2.00{THIN}GB"
     assert memory[1]["state"] == 0
     assert [row["n_documents"] for row in quality_table(evidence).to_rows()] == [25, 25, 25]
     far = next(row for row in extrapolation_table(evidence).to_rows() if row["ratio"] == "8x")
     assert far["bits_per_byte"] == pytest.approx(2.284 + 3 * 0.52)
     assert (far["length"], far["trained_length"], far["result"]) == (8 * sample.TRAINED, sample.TRAINED, "ok")
+
+
+def test_refusal_12_every_way_to_have_no_number_keeps_its_word() -> None:
+    ended = ("out_of_memory", "timed_out", "non_finite")
+    records = []
+    for seed, result in enumerate(ended):
+        one = {**sample.memory("mamba2"), "recipe": result, "recipe_hash": str(seed), "seed": 0, "result": result}
+        records.append(one | dict.fromkeys(("weights", "gradients", "optimizer", "activations", "state", "peak")))
+    records.append({**sample.memory("mamba2"), "result": "ok"})
+    table = memory_table(gather(records))
+    assert [row["peak"] for row in table.to_rows()[:3]] == ["out of memory", "timed out", "non finite"]
+    assert table.to_rows()[3]["peak"] > 0
+    assert table.to_rows()[3]["rest"] is None  # not run
+    text = table.to_markdown()
+    for words in ("out of memory", "timed out", "non finite", "not measured"):
+        assert words in text
+
+
+def test_no_mean_hides_a_seed_that_failed() -> None:
+    seeds = [{**sample.memory("mamba2"), "seed": seed, "result": "ok"} for seed in range(3)]
+    seeds[1] |= {"result": "out_of_memory", "peak": None}
+    assert memory_table(gather(seeds)).to_rows()[0]["peak"] == "out of memory in 1 of 3 seeds"
+
+
+def fits_record(**more: object) -> dict[str, object]:
+    fails = {"length": 3440, "outcome": "out_of_memory", "error": "no"}
+    return sample.common(
+        "fits", "mamba2", phase="train", batch_size=8, limit_bytes=2_000_000_000, fits=3391, fails=fails, confirmed=True,
+        probes=[fails] * 11, **more,
+    )
+
+
+def test_lengths_that_were_tried() -> None:
+    row = fits_table(gather([fits_record()])).to_rows()[0]
+    assert (row["fits"], row["fails"], row["why"], row["confirmed"], row["trials"]) == (3391, 3440, "out of memory", "yes", 11)
+    nothing = {**fits_record(), "fits": None, "fails": {"length": 1, "outcome": "timed_out"}}
+    assert fits_table(gather([nothing])).to_rows()[0]["fits"] == "none: timed out"
+    most = {**fits_record(), "fails": None}
+    assert fits_table(gather([most])).to_rows()[0]["fails"] == "none tried"
+    with_memory = memory_table(gather([sample.memory("mamba2"), fits_record()])).to_rows()[0]
+    assert with_memory["longest"] == f"3,391 to 3,440 tokens in 2.00{THIN}GB (out of memory)"
+    predicted = sample.memory("mamba2")
+    predicted["longest"] |= {"predicted": True, "length": None}
+    assert memory_table(gather([predicted])).to_rows()[0]["longest"] == f"no length in 2.00{THIN}GB, predicted"
 
 
 @pytest.mark.parametrize(
