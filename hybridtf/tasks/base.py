@@ -16,7 +16,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hybridtf.core import Segments
-from hybridtf.core.errors import DataError
+from hybridtf.core.errors import ConfigError, DataError
 
 IGNORE = -100
 """The target of a token that is not scored; torch's own ``ignore_index``."""
@@ -149,6 +149,11 @@ class Task(ABC):
     @abstractmethod
     def eval_batches(self, batch_size: int, seq_len: int, *, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
         """The evaluation set once, the same every time, as many batches on every rank."""
+
+    def validation(self) -> Task:
+        """The same task judged by its third side, which is neither trained on nor held out: options are chosen on it, so that
+        the held-out side is met once. Raises :class:`ConfigError` where no such side is kept."""
+        raise ConfigError(f"task {self.name!r} keeps no third side to choose options on")
 
     @abstractmethod
     def metrics(self, totals: Totals) -> dict[str, float]:
