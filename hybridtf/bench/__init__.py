@@ -8,11 +8,11 @@ from hybridtf.bench.memory import count_bytes, measure_memory
 from hybridtf.bench.quality import measure_quality
 from hybridtf.bench.records import KINDS, SCHEMA, Record, Records, append_record, make_record, read_records, select
 from hybridtf.bench.speed import measure_speed
-from hybridtf.bench.subject import Identity, Subject, recipe_hash
+from hybridtf.bench.subject import Identity, ModelFactory, Subject, recipe_hash
 from hybridtf.bench.timing import machine_floor
 
 __all__ = [
-    "KINDS", "SCHEMA", "CompareOptions", "Identity", "Record", "Records", "Subject",
+    "KINDS", "SCHEMA", "CompareOptions", "Identity", "ModelFactory", "Record", "Records", "Subject",
     "append_record", "compare", "count_bytes", "environment", "machine_floor", "make_record",
     "measure_extrapolation", "measure_memory", "measure_model", "measure_quality", "measure_speed",
     "read_records", "recipe_hash", "select",

@@ -19,7 +19,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -27,7 +27,11 @@ from torch import nn
 from hybridtf.core import BuildContext, ConfigError
 from hybridtf.core.kernels import PHASES, OpKernel
 from hybridtf.recipe import Recipe
+from hybridtf.tasks import Task
 from hybridtf.train import build_optimizer, load_run, train_config
+
+ModelFactory: TypeAlias = Callable[[Task], nn.Module]
+"""A function from task to model: the door for foreign models. It reads ``task.vocab_size`` and what else it needs."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,26 @@ class Subject:
         if size is None:
             raise ConfigError(f"{name}: the model's config has no vocab_size; give vocab_size=")
         return cls(name, lambda: copy.deepcopy(model), size, **more)
+
+    @classmethod
+    def from_task(
+        cls, name: str, factory: ModelFactory, task: Task, *, seed: int = 0, device: torch.device | str = "cpu", **more: Any
+    ) -> Subject:
+        """The foreign model that ``factory`` makes for ``task``: an ``nn.Module``, a causal model of transformers.
+
+        Every ``build()`` calls it under ``seed``, so that all are the same model, and moves what it gives to ``device``;
+        the caller's own random state stays as it was. Raises :class:`ConfigError` where it gives no module.
+        """
+
+        def build() -> nn.Module:
+            with torch.random.fork_rng():
+                torch.manual_seed(seed)
+                model = factory(task)
+            if not isinstance(model, nn.Module):
+                raise ConfigError(f"{name}: the function from task to model gave {type(model).__name__}, no nn.Module")
+            return model.to(device)
+
+        return cls(name, build, task.vocab_size, seed=seed, **more)
 
     @classmethod
     def from_run(cls, path: str | Path, name: str | None = None, *, device: torch.device | str = "cpu") -> Subject:
