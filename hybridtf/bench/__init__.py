@@ -1,10 +1,16 @@
 """Measuring: speed, memory, quality, extrapolation, and what a model is made of. Every measurement is one record."""
 
-from hybridtf.bench.comparison import CompareOptions, compare
+from hybridtf.bench.arms import Foreign
+from hybridtf.bench.cells import Cell, Engine, Failure
+from hybridtf.bench.comparison import compare
 from hybridtf.bench.describe import measure_model
+from hybridtf.bench.differences import Difference, pairwise
 from hybridtf.bench.environment import environment
 from hybridtf.bench.extrapolation import measure_extrapolation
 from hybridtf.bench.memory import count_bytes, measure_memory
+from hybridtf.bench.options import CompareOptions
+from hybridtf.bench.pareto import ParetoAxis, ParetoPoint, pareto_axes, pareto_front
+from hybridtf.bench.pool import LocalPool
 from hybridtf.bench.quality import measure_quality
 from hybridtf.bench.records import KINDS, SCHEMA, Record, Records, append_record, make_record, read_records, select
 from hybridtf.bench.speed import measure_speed
@@ -12,8 +18,9 @@ from hybridtf.bench.subject import Identity, ModelFactory, Subject, recipe_hash
 from hybridtf.bench.timing import machine_floor
 
 __all__ = [
-    "KINDS", "SCHEMA", "CompareOptions", "Identity", "ModelFactory", "Record", "Records", "Subject",
+    "KINDS", "SCHEMA", "Cell", "CompareOptions", "Difference", "Engine", "Failure", "Foreign", "Identity", "LocalPool",
+    "ModelFactory", "ParetoAxis", "ParetoPoint", "Record", "Records", "Subject",
     "append_record", "compare", "count_bytes", "environment", "machine_floor", "make_record",
     "measure_extrapolation", "measure_memory", "measure_model", "measure_quality", "measure_speed",
-    "read_records", "recipe_hash", "select",
+    "pairwise", "pareto_axes", "pareto_front", "read_records", "recipe_hash", "select",
 ]

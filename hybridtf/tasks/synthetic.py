@@ -275,7 +275,7 @@ def _content(rows: Rows) -> Longs:
     total = (tokens * (words[1:] | np.uint64(1))).sum(1, dtype=np.uint64) + lengths.astype(np.uint64) * words[0]
     # The low bits of a sum of odd multiples are poor.
     total = (total ^ (total >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-    return ((total >> np.uint64(40)) % np.uint64(_HELD_OUT_SHARE)).astype(np.int64)
+    return np.asarray((total >> np.uint64(40)) % np.uint64(_HELD_OUT_SHARE), dtype=np.int64)
 
 
 class SyntheticStream(Stream):
