@@ -19,7 +19,7 @@ from hybridtf.bench.options import CompareOptions
 from hybridtf.bench.quality import measure_quality
 from hybridtf.bench.records import Record, make_record
 from hybridtf.bench.subject import Subject
-from hybridtf.core import ConfigError
+from hybridtf.core import ConfigError, HybridTFError
 from hybridtf.core.config import tuples
 from hybridtf.cost.trace import Tracer, reach_of
 from hybridtf.train import RunFolder, TrainConfig, load_model, read_log, train
@@ -141,8 +141,8 @@ def step_flops(subject: Subject) -> tuple[int | None, str | None]:
     reach = reach_of(own) if callable(getattr(own, "stacks", None)) else config.seq_len
     try:
         work = Tracer(subject, "train", reach).at(config.seq_len, config.batch_size).work
-    except ConfigError as error:
-        return None, f"operations are not known: {error}"
+    except (HybridTFError, RuntimeError, NotImplementedError) as error:  # a foreign model may do what shapes alone cannot
+        return None, f"operations are not known: {type(error).__name__}: {error}".splitlines()[0]
     unknown = sorted(set().union(*(part.unknown for part in work.values())))
     if unknown:
         return None, f"operations are not known: no formula of {', '.join(unknown)}"

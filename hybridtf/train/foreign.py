@@ -57,8 +57,10 @@ class ForeignModelConfig(ModelConfig):
 
     def build(self, ctx: BuildContext) -> ForeignModel:
         """The model, its weights drawn by its own means under the context's seed."""
-        model = ForeignModel(_made(self._factory, self._task.load(0), ctx.seed))
-        return model.to(device=ctx.device, dtype=ctx.param_dtype)
+        with ctx.device:  # made where it belongs: shapes that stand for tensors cannot be moved
+            model = ForeignModel(_made(self._factory, self._task.load(0), ctx.seed))
+        wrong = [p for p in model.parameters() if p.device.type != ctx.device.type or p.dtype != ctx.param_dtype]
+        return model.to(device=ctx.device, dtype=ctx.param_dtype) if wrong else model
 
 
 def _made(factory: Factory, task: Task, seed: int) -> nn.Module:
@@ -81,8 +83,7 @@ class ForeignModel(nn.Module):
         self.model = model
         if has_state(model):
             self.init_state = model.init_state
-        taken = inspect.signature(model.forward).parameters
-        self.takes_segments = "segments" in taken or any(p.kind == p.VAR_KEYWORD for p in taken.values())
+        self.takes_segments = "segments" in inspect.signature(model.forward).parameters
 
     @property
     def device(self) -> torch.device:
