@@ -28,13 +28,18 @@ if __name__ == "__main__":
 """
 
 
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def run(out: Path, workers: int) -> None:
     options = CompareOptions(
         workers=workers, progress="none", speed_phases=(), memory_phases=(), learning_rates=(1e-3, 1e-2), eval_tokens=200,
     )
     train = {**TRAIN, "seq_len": 16, "steps": 40, "save_every": 5}
     recipes = {name: recipe(name, task=RECALL, train=train) for name in ("a", "m")}
-    compare(recipes, out, seeds=(0, 1), options=options, say=lambda line: print(line, flush=True))
+    compare(recipes, out, seeds=(0, 1), options=options, say=_say)
 
 
 def start(script: Path, out: Path) -> subprocess.Popen[bytes]:

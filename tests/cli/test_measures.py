@@ -208,7 +208,8 @@ def test_tables_are_of_one_task_each() -> None:
 def test_compare_over_tasks_and_learning_rates(recipe: str, tmp_path: Path) -> None:
     tasks = ("--task", "induction_heads_small", "--task", "mqar_small")
     quick = ("--steps", 1, "--context", 16, "--repeats", 1, "--eval-tokens", 40, "--set", "train.batch_size=1")
-    arguments = ["compare", recipe, "-o", tmp_path / "out", *tasks, "--lr", "1e-3,1e-2", *quick, "--set", "model.max_seq_len=128"]
+    arguments = ["compare", recipe, "-o", tmp_path / "out", *tasks, "--lr", "1e-3,1e-2", *quick]
+    arguments += ["--set", "model.max_seq_len=128"]
     result = ok(*arguments)
     assert "Comparison: induction_heads_small" in result.stdout
     assert "Comparison: mqar_small" in result.stdout
