@@ -53,17 +53,19 @@ class Learn:
         folder = self.out / RUNS / cell.key
         subject = arm.subject(cell.seed)
         with _alone(folder):
-            if "train" in kinds or "sweep" in kinds:
-                yield f"{cell}{_at(cell, arm)}: {'resuming training' if RunFolder(folder).latest() else 'training'}"
-                self._train(arm, cell, folder)
+            began = RunFolder(folder).latest() is not None
+            # A learning rate that was chosen was trained in the sweep.
+            if "sweep" in kinds or ("train" in kinds and not (arm.swept and began)):
+                yield f"{cell}{_at(cell, arm)}: {'resuming training' if began else 'training'}"
+                self._train(arm, cell, folder, resume=began)
             if "train" in kinds:
                 yield train_record(subject, folder, cell)
             model = load_model(folder, device=arm.device, config=arm.recipe.model)
             yield from self._measured(cell, subject, model, folder)
 
-    def _train(self, arm: Arm, cell: Cell, folder: Path) -> None:
+    def _train(self, arm: Arm, cell: Cell, folder: Path, *, resume: bool) -> None:
         train(
-            arm.trained_with(cell.seed), folder, device=arm.device, resume=RunFolder(folder).latest() is not None,
+            arm.trained_with(cell.seed), folder, device=arm.device, resume=resume,
             progress=self.options.progress if self.options.workers == 1 else "none",
         )
 
