@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from hybridtf.bench.outcomes import Outcome, is_out_of_memory
+from hybridtf.bench.outcomes import Outcome, speaks_of_memory
 from hybridtf.bench.process_memory import free_bytes, peak_resident, private_bytes, reset_peak_resident, resident
 from hybridtf.bench.subject import Subject
 from hybridtf.core import ConfigError, active
@@ -109,7 +109,7 @@ def _answer(subject: Subject, code: int, out: bytes, err: bytes) -> dict[str, An
     words = err.decode(errors="replace").strip()[-_TAIL:]
     if code == -signal.SIGKILL:
         return {"outcome": "out_of_memory", "error": "killed by the system, as it does when memory runs out"}
-    if is_out_of_memory(words):
+    if speaks_of_memory(words):
         return {"outcome": "out_of_memory", "error": words}
     how = f"ended by signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     return {"outcome": "failed", "error": f"the trial {how}: {words or 'it said nothing'}"}
@@ -145,7 +145,7 @@ def _tried(
     except (MemoryError, torch.OutOfMemoryError) as error:
         return _ended("out_of_memory", error)
     except Exception as error:  # whatever a model raises is an outcome of its trial
-        return _ended("out_of_memory" if is_out_of_memory(str(error)) else "failed", error)
+        return _ended("out_of_memory" if speaks_of_memory(str(error)) else "failed", error)
 
 
 def _ended(outcome: Outcome, error: BaseException) -> dict[str, Any]:

@@ -23,12 +23,12 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(), "torch": str(torch.__version__), "hybridtf": hybridtf.__version__,
         "plugins": {name: version for name, version in active().plugins.items() if name != "hybridtf"},
-        "os": platform.platform(), "cpu": _cpu_model(), "cores": _cores(), "threads": torch.get_num_threads(),
+        "os": platform.platform(), "cpu": _cpu_model(), "cores": cores(), "threads": torch.get_num_threads(),
         "memory": main_memory(), "gpu": _gpu(), "commit": revision, "dirty": dirty,
     }
 
 
-def _cores() -> int:
+def cores() -> int:
     """Cores that this process may use: a container or a job scheduler often gives fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

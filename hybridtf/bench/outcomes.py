@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
+import torch
+
 Outcome: TypeAlias = Literal["fits", "out_of_memory", "timed_out", "non_finite", "failed"]
 """``fits``: it ran to its end, in time, with finite results. ``failed``: an error of another kind, which is told."""
 
@@ -15,6 +17,13 @@ _MEMORY_WORDS = (
 )
 
 
-def is_out_of_memory(text: str) -> bool:
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory could not be had, on a CPU or a GPU."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and speaks_of_memory(str(error))
+    )
+
+
+def speaks_of_memory(text: str) -> bool:
     """Whether an error's text speaks of memory that could not be had; torch's CPU allocator raises a bare RuntimeError."""
     return any(words in text.lower() for words in _MEMORY_WORDS)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hybridtf.bench.environment import main_memory
+from hybridtf.bench.outcomes import out_of_memory
 from hybridtf.core import ConvWindow, Fixed, LengthError, Segments, State, leaves
 from hybridtf.cost import state_size
 from hybridtf.cost.calls import IGNORED, call, device_of, has_state
@@ -25,9 +26,6 @@ from hybridtf.train.evaluate import cut_segments, only_documents
 Result: TypeAlias = Literal["ok", "out_of_memory", "timed_out", "non_finite", "not_run"]
 RESULTS: tuple[Result, ...] = ("ok", "out_of_memory", "timed_out", "non_finite", "not_run")
 """What became of a length."""
-
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
-"""How torch says it on a CPU, in a plain RuntimeError."""
 
 
 class Stopped(Exception):
@@ -153,10 +151,3 @@ def rows_that_fit(model: nn.Module, length: int, n_rows: int) -> int:
     if need > there:
         raise Stopped("out_of_memory", 0, f"the state of a row takes {need:,} of {there:,} bytes of memory")
     return min(n_rows, there // need) if need else n_rows
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory did not suffice, on a CPU or a GPU."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)

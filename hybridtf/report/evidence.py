@@ -167,6 +167,7 @@ class Evidence:
 def gather(records: Iterable[Record]) -> Evidence:
     """Sort records by recipe. What is of an unknown kind or a newer schema is left out and named in a note."""
     kept, notes = _readable(records)
+    kept = [r for r in kept if r["kind"] != "sweep"]  # learning rates that were tried are no recipes of their own
     latest = _latest(kept)
     if len(latest) < len(kept):
         n = len(kept) - len(latest)

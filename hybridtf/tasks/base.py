@@ -164,6 +164,11 @@ class Task(ABC):
         """
         raise ConfigError(f"task {self.name!r} has no rows that could be made {n_tokens} tokens long")
 
+    def validation(self) -> Task:
+        """The same task judged by its third side, which is neither trained on nor held out: options are chosen on it, so that
+        the held-out side is met once. Raises :class:`ConfigError` where no such side is kept."""
+        raise ConfigError(f"task {self.name!r} keeps no third side to choose options on")
+
     @abstractmethod
     def metrics(self, totals: Totals) -> dict[str, float]:
         """The measures by name, from sums over :meth:`eval_batches`."""

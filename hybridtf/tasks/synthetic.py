@@ -2,11 +2,13 @@
 
 A row follows from (task, seed, split, its place) alone, whatever the batch, the rank or the order in which it is made. No
 held-out row is ever trained on: where a size has so few different rows that both sides could draw the same one, the content of
-a row decides which side it is of, and each side draws again until it has rows of its own. Axes: b rows, t time.
+a row decides which side it is of, and each side draws again until it has rows of its own. With ``validation`` there is a third
+side under the same law. Axes: b rows, t time.
 """
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -14,7 +16,6 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from hybridtf.core import CheckpointError, ConfigError, RecipeError, Segments, TaskConfig
@@ -24,12 +25,13 @@ from hybridtf.tasks.draws import Longs, hashed, shuffled
 from hybridtf.tasks.stream import check_sizes
 
 # What a draw is for; part of its key, so that no two draws share numbers. Tasks number their own from 0 behind the split.
-TRAIN, TEST = 0, 1
+TRAIN, TEST, VALIDATION = 0, 1, 2
 _ORDER, _BATCHES = 4, 5
 MANY_BITS = 60.0
 """A size with 2^60 different rows or more need not be looked at: a million rows a side share one once in a million times."""
 _HELD_OUT_SHARE = 4
-"""Of the contents of small sizes, one in so many is held out."""
+"""Of the contents of small sizes, one in so many is held out, and another one where there is a third side."""
+_SIDES = {TRAIN: "to train on", TEST: "that are held out", VALIDATION: "to choose options on"}
 _SAMPLE = 256
 """Rows that are counted where a mean is asked for."""
 _TRIES = 400
@@ -93,6 +95,8 @@ class SyntheticConfig(TaskConfig):
     """``length`` of every size is a multiple of it."""
     fresh: bool = True
     """Draw new training rows in every epoch; else the same rows come again, as with a fixed data set."""
+    validation: bool | None = None
+    """Keep a third side, of the sizes of ``test``, apart from both others: :meth:`SyntheticTask.validation`."""
     train: tuple[RowsOf, ...]
     test: tuple[RowsOf, ...]
 
@@ -193,6 +197,14 @@ class SyntheticTask(Task):
         self.name = config.type_name()
         self.config, self.seed, self.vocab_size = config, seed, config.n_ids
         self.row_length = max(config.n_tokens(size) for size in config.train)
+        self._judged = TEST
+
+    def validation(self) -> SyntheticTask:
+        if not self.config.validation:
+            raise ConfigError(f"task {self.name!r} keeps no third side to choose options on; set task.validation = true")
+        other = copy.copy(self)
+        other._judged = VALIDATION
+        return other
 
     def rows(self, size: RowsOf, key: tuple[int, ...], index: Longs) -> Batch:
         """The rows ``index`` (b) of a size; ``key`` begins with the split, and names the set that they are of.
@@ -215,21 +227,25 @@ class SyntheticTask(Task):
 
     def _of_one_side(self, size: RowsOf, key: tuple[int, ...], index: Longs, drawn: Rows) -> Rows:
         """``drawn``, where rows that belong to the other side are drawn again."""
-        held_out = key[0] == TEST
         columns = {f.name: value.copy() for f in fields(drawn) if (value := getattr(drawn, f.name)) is not None}
-        wrong = np.flatnonzero(_held_out(drawn) != held_out)
+        wrong = np.flatnonzero(self._side(drawn) != key[0])
         for again in range(1, _TRIES + 1):
             if not len(wrong):
                 return Rows(**columns)
             more = self.config.draw(size, (*key, again), index[wrong])
             for name, mine in columns.items():
                 mine[wrong] = getattr(more, name)
-            wrong = wrong[_held_out(more) != held_out]
-        side = "that are held out" if held_out else "to train on"
+            wrong = wrong[self._side(more) != key[0]]
         raise ConfigError(
-            f"task {self.name!r}: {size.name} have too few different rows for rows {side} apart from the others; "
+            f"task {self.name!r}: {size.name} have too few different rows for rows {_SIDES[key[0]]} apart from the others; "
             "use longer rows"
         )
+
+    def _side(self, rows: Rows) -> Longs:
+        """(b) the side that each row belongs to by its content."""
+        place = _content(rows)
+        rest = np.where(place == 1, VALIDATION, TRAIN) if self.config.validation else TRAIN
+        return np.where(place == 0, TEST, rest)
 
     def splits(self) -> tuple[TaskSplit, ...]:
         def split(name: str, sizes: Sequence[RowsOf], note: str) -> TaskSplit:
@@ -252,7 +268,7 @@ class SyntheticTask(Task):
         return SyntheticStream(self, batch_size, rank, world_size)
 
     def eval_batches(self, batch_size: int, seq_len: int, *, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
-        """The test rows, size by size. They have their own lengths, whatever ``seq_len``."""
+        """The test rows (of :meth:`validation` its own), size by size. They have their own lengths, whatever ``seq_len``."""
         check_sizes(batch_size=batch_size, seq_len=seq_len, rank=rank, world_size=world_size)
         for size in self.config.test:
             for start in range(rank * batch_size, size.n_rows + rank * batch_size, batch_size * world_size):
@@ -261,7 +277,7 @@ class SyntheticTask(Task):
                 if world_size == 1:
                     index, inside = index[inside], inside[inside]
                 # Several ranks have as many full batches each: rows past the end are copies that are not scored.
-                batch = self.rows(size, (TEST,), index.clip(max=size.n_rows - 1))
+                batch = self.rows(size, (self._judged,), index.clip(max=size.n_rows - 1))
                 targets = batch.targets.masked_fill(~torch.from_numpy(inside)[:, None], IGNORE)
                 yield replace(batch, targets=targets, n_tokens=int((targets != IGNORE).sum()))
 
@@ -279,8 +295,8 @@ class WholeRowTask(SyntheticTask):
     metric: ClassVar[str] = "row_accuracy"
 
 
-def _held_out(rows: Rows) -> NDArray[np.bool_]:
-    """(b) whether the content of a row puts it on the held-out side: a hash of its tokens and its length."""
+def _content(rows: Rows) -> Longs:
+    """(b) where the content of a row puts it, from 0 to :data:`_HELD_OUT_SHARE` - 1: a hash of its tokens and its length."""
     width = rows.inputs.shape[1]
     words = hashed((), width + 1)  # not of the width: a short row is of one side whatever size it is drawn for
     lengths = np.full(len(rows.inputs), width) if rows.lengths is None else rows.lengths
@@ -288,7 +304,7 @@ def _held_out(rows: Rows) -> NDArray[np.bool_]:
     total = (tokens * (words[1:] | np.uint64(1))).sum(1, dtype=np.uint64) + lengths.astype(np.uint64) * words[0]
     # The low bits of a sum of odd multiples are poor.
     total = (total ^ (total >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-    return np.asarray((total >> np.uint64(40)) % np.uint64(_HELD_OUT_SHARE) == 0)
+    return np.asarray((total >> np.uint64(40)) % np.uint64(_HELD_OUT_SHARE), dtype=np.int64)
 
 
 class SyntheticStream(Stream):

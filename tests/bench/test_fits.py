@@ -15,7 +15,7 @@ from torch import nn
 from hybridtf.bench import Subject, measure_fits, search_fits
 from hybridtf.bench.child import _answer, run_trial
 from hybridtf.bench.fits import RESOLUTION, Probe
-from hybridtf.bench.outcomes import OUTCOMES, is_out_of_memory
+from hybridtf.bench.outcomes import OUTCOMES, speaks_of_memory
 from hybridtf.core import ConfigError
 from tests.bench.bench_cases import Line, Table, subject
 
@@ -266,6 +266,6 @@ def test_functions_that_the_child_cannot_import_are_refused(monkeypatch):
 
 
 def test_words_of_memory_are_known():
-    assert is_out_of_memory("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
-    assert is_out_of_memory("CUDA out of memory. Tried to allocate 2 TiB")
-    assert not is_out_of_memory("the sizes of tensors must match")
+    assert speaks_of_memory("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+    assert speaks_of_memory("CUDA out of memory. Tried to allocate 2 TiB")
+    assert not speaks_of_memory("the sizes of tensors must match")

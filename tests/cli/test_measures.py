@@ -247,7 +247,50 @@ def test_recipes_of_one_name_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     files = [write_recipe(tmp_path / "a"), write_recipe(tmp_path / "b")]
     assert list(_named(files, None)) == files
-    assert list(_named([files[0], files[0]], None)) == ["tiny"]
+    assert refused("compare", files[0], files[0], "-o", tmp_path / "out").startswith(f"{files[0]} is named twice; copy it")
+
+
+def test_tables_are_of_one_task_each() -> None:
+    from hybridtf.cli.compare import _by_task, _tasks
+
+    def record(kind: str, digest: str, **fields: str) -> dict[str, str]:
+        return {"kind": kind, "recipe": "a", "recipe_hash": digest, **fields}
+
+    one, two, cost = record("quality", "1", task="x"), record("train", "2", task="y"), record("memory", "1")
+    assert _by_task([one, two, cost, record("sweep", "3", task="x")]) == {"x": [one, cost], "y": [two]}
+    assert _by_task([cost]) == {None: [cost]}
+    assert _tasks(None) is None
+    made = _tasks(["niah_single", "niah_multikey"])
+    assert made is not None
+    assert [config.to_dict()["type"] for config in made.values()] == ["needles", "needles"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_page")
+def test_compare_over_tasks_and_learning_rates(recipe: str, tmp_path: Path) -> None:
+    tasks = ("--task", "induction_heads_small", "--task", "mqar_small")
+    quick = ("--steps", 1, "--context", 16, "--repeats", 1, "--eval-tokens", 40, "--set", "train.batch_size=1")
+    arguments = ["compare", recipe, "-o", tmp_path / "out", *tasks, "--lr", "1e-3,1e-2", *quick]
+    arguments += ["--set", "model.max_seq_len=128"]
+    result = ok(*arguments)
+    assert "Comparison: induction_heads_small" in result.stdout
+    assert "Comparison: mqar_small" in result.stdout
+    found = json.loads(ok(*arguments, "--json").stdout)
+    assert [row["task"] for row in found["table"]] == ["induction_heads_small", "mqar_small"]
+    assert {r["lr"] for r in select(found["records"], "sweep")} == {1e-3, 1e-2}
+    assert all("that was tried" in r["note"] for r in select(found["records"], "quality"))
+    rows = as_json("report", tmp_path / "out")["table"]
+    assert {row["task"] for row in rows} == {"induction_heads_small", "mqar_small"}
+
+
+def test_wrong_tasks_and_learning_rates(recipe: str, tmp_path: Path) -> None:
+    out = ("-o", tmp_path / "out")
+    assert "mqar_small" in refused("compare", recipe, *out, "--task", "mqar_smal")
+    assert refused("compare", recipe, *out, "--task", "mqar_small", "--task", "mqar_small") == "--task names 'mqar_small' twice"
+    assert "numbers with commas between" in refused("compare", recipe, *out, "--lr", "1e-3,a")
+    assert "must differ and be above 0" in refused("compare", recipe, *out, "--lr", "0")
+    assert "max_seq_len = 32 is less than the" in refused("compare", recipe, *out, "--task", "mqar_small")
+    assert not (tmp_path / "out").exists()
 
 
 def test_without_the_report_extra_the_table_is_still_shown(

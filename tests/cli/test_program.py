@@ -39,7 +39,8 @@ OPTIONS = {
     ),
     "check": "RECIPES... --component --json --plugin --set",
     "compare": (
-        "RECIPES... --context --device --eval-tokens --json --limit --max-documents --output --repeats --seeds --set --steps -o"
+        "RECIPES... --context --device --eval-tokens --json --limit --lr --max-documents --output --repeats --seeds --set "
+        "--steps --task --timeout --workers -o"
     ),
     "doctor": "--json",
     "eval": "RUN --batch-size --device --json --max-tokens --output --seq-len --step --weights -o",
