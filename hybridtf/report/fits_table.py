@@ -38,7 +38,7 @@ def _row(label: str, record: ev.Record) -> dict[str, Cell]:
         "limit_bytes": exact(ev.number(record, "limit_bytes")),
         "fits": exact(ev.number(record, "fits")) or f"none: {why(record)}",
         "fails": exact(ev.number(record, "fails", "length")) or "none tried",
-        "why": why(record),
+        "why": why(record) or "nothing failed",
         "confirmed": "yes" if record.get("confirmed") else "no",
         "trials": exact(len(probes) if isinstance(probes, list) else None),
     }
