@@ -198,7 +198,8 @@ class SyntheticTask(Task):
     def _of_one_side(self, size: RowsOf, key: tuple[int, ...], index: Longs, drawn: Rows) -> Rows:
         """``drawn``, where rows that belong to the other side are drawn again."""
         columns = [a.copy() for a in (drawn.inputs, drawn.targets, *([] if drawn.lengths is None else [drawn.lengths]))]
-        wrong = np.flatnonzero(self._side(drawn) != key[0])
+        side = key[0] if key[0] in (TEST, VALIDATION) else TRAIN
+        wrong = np.flatnonzero(self._side(drawn) != side)
         for again in range(1, _TRIES + 1):
             if not len(wrong):
                 return Rows(*columns)
@@ -206,9 +207,9 @@ class SyntheticTask(Task):
             for mine, theirs in zip(columns, (more.inputs, more.targets, more.lengths), strict=False):
                 assert theirs is not None
                 mine[wrong] = theirs
-            wrong = wrong[self._side(more) != key[0]]
+            wrong = wrong[self._side(more) != side]
         raise ConfigError(
-            f"task {self.name!r}: {size.name} have too few different rows for rows {_SIDES[key[0]]} apart from the others; "
+            f"task {self.name!r}: {size.name} have too few different rows for rows {_SIDES[side]} apart from the others; "
             "use longer rows"
         )
 
