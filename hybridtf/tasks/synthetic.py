@@ -228,16 +228,17 @@ class SyntheticTask(Task):
     def _of_one_side(self, size: RowsOf, key: tuple[int, ...], index: Longs, drawn: Rows) -> Rows:
         """``drawn``, where rows that belong to the other side are drawn again."""
         columns = {f.name: value.copy() for f in fields(drawn) if (value := getattr(drawn, f.name)) is not None}
-        wrong = np.flatnonzero(self._side(drawn) != key[0])
+        side = key[0] if key[0] in (TEST, VALIDATION) else TRAIN
+        wrong = np.flatnonzero(self._side(drawn) != side)
         for again in range(1, _TRIES + 1):
             if not len(wrong):
                 return Rows(**columns)
             more = self.config.draw(size, (*key, again), index[wrong])
             for name, mine in columns.items():
                 mine[wrong] = getattr(more, name)
-            wrong = wrong[self._side(more) != key[0]]
+            wrong = wrong[self._side(more) != side]
         raise ConfigError(
-            f"task {self.name!r}: {size.name} have too few different rows for rows {_SIDES[key[0]]} apart from the others; "
+            f"task {self.name!r}: {size.name} have too few different rows for rows {_SIDES[side]} apart from the others; "
             "use longer rows"
         )
 
