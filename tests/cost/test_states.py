@@ -38,6 +38,23 @@ def test_planned_bytes_are_those_of_a_live_state(name: str, prompt: int) -> None
         assert room["used"] <= room["allocated"]
 
 
+@pytest.mark.parametrize("name", MIXERS)
+def test_planned_use_is_that_of_a_state_that_grows(name: str) -> None:
+    """Without a longest length: what holds tokens, after a prompt and after every step that follows."""
+    subject, prompt = subject_of(name), 5
+    planned = subject.build_plain(param_dtype=F32, device=torch.device("meta"))
+    module: SequenceMixer = subject.build_plain(param_dtype=F32)
+    if _context_of(module):
+        return  # it holds what it looks at, and does not grow
+    inputs = subject.inputs(module, 2, prompt + STEPS, dtype=F32)
+    with torch.no_grad():
+        state = subject.call(module, inputs.columns(slice(0, prompt)), state=subject.init_state(module, 2, None)).state
+        assert state_bytes(state, used=True) == state_size(planned, prompt, 2)["used"]
+        for i in range(prompt, prompt + STEPS):
+            state = subject.call(module, inputs.later().columns(slice(i, i + 1)), state=state).state
+            assert state_bytes(state, used=True) == state_size(planned, i + 1, 2)["used"]
+
+
 def _context_of(module: nn.Module) -> bool:
     """It holds what it looks at, whose size no count of tokens says."""
     return any(getattr(part, "needs_context", False) for part in module.modules())
