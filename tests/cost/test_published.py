@@ -10,8 +10,9 @@ from hybridtf.cost import parameter_counts
 from hybridtf.recipe import load_recipe, recipe_names
 
 COUNTS = {
-    "jamba": 51_570_323_328, "falcon_h1": 8_514_961_408, "nemotron_h": 1_968_355_712,
-    "granitemoehybrid": 38_601_064_448, "qwen3_next": 79_674_391_296, "kimi_linear": 49_133_074_464, "minimax": 47_373_946_880,
+    "jamba": 51_570_323_328, "zamba2": 2_481_848_336, "falcon_h1": 8_514_961_408,
+    "nemotron_h": 1_968_355_712, "granitemoehybrid": 38_601_064_448, "qwen3_next": 79_674_391_296,
+    "kimi_linear": 49_133_074_464, "minimax": 47_373_946_880,
     "bamba": 9_992_765_440, "olmo_hybrid": 7_430_870_688, "recurrent_gemma": 2_010_263_040, "lfm2": 2_705_497_600,
     "mamba2": 7_285_403_648, "llama": 6_738_415_616,
 }

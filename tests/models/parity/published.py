@@ -262,10 +262,43 @@ def olmo_hybrid() -> Case:
     return _case("olmo_hybrid", theirs, ours, rules, split)
 
 
+def zamba2() -> Case:
+    """Layers 2 and 4 there are guided; here a visit of the shared block stands before each of them."""
+    theirs = {
+        **HEADS, "num_key_value_heads": 4, "num_hidden_layers": 5, "intermediate_size": D_FF, "mamba_d_state": 16,
+        "n_mamba_heads": 8, "adapter_rank": 6, "chunk_size": 8,
+        "layers_block_type": ["linear_attention", "linear_attention", "hybrid", "linear_attention", "hybrid"],
+    }
+    ours = {"pattern": "m*2 s g m s g", "blocks.s.adapters.rank": 6, **_mixer("m", **SSD), **_mixer("g", **SSD)}
+    ours |= {**_mixer("s", n_heads=4, head_dim=16, scale=8**-0.5), **_channel("s", d_ff=D_FF)}
+    visits = ("2", "5")
+
+    def split(name: str, value: Tensor) -> dict[str, Tensor]:
+        """Gate and up, and what a visit adds to them, are one matrix there."""
+        if "gate_up_proj" not in name:
+            return {name: value}
+        halves = dict(zip(("gate_proj", "up_proj"), value.chunk(2), strict=True))
+        if "adapter_list" not in name:
+            return {name.replace("gate_up_proj", part): half for part, half in halves.items()}
+        visit, which = name.removesuffix(".weight").split(".")[-2:]
+        at = f"model.layers.{visits[int(visit)]}.adapters.channel_mixer"
+        if which == "0":
+            return {f"{at}_gate_proj.down.weight": value}
+        return {f"{at}_{part}.up.weight": half for part, half in halves.items()}
+
+    rules = (
+        (r"^model\.layers\.2\.(linear|mamba_decoder)\.", r"model.layers.G3.\1."),
+        (r"^model\.layers\.4\.(linear|mamba_decoder)\.", r"model.layers.G6.\1."),
+        (r"^model\.layers\.3\.", "model.layers.4."), (r"\.G(\d)\.", r".\1."), (r"\.linear\.", ".edge_proj."),
+        (r"\.mamba_decoder\.", "."), (r"^model\.layers\.2\.shared_transformer\.", "model.layers.shared_s."), *PRENORM,
+    )
+    return _case("zamba2", theirs, ours, rules, split)
+
+
 PUBLISHED: dict[str, Callable[[], Case]] = {
     case.__name__: case
     for case in (
         jamba, falcon_h1, nemotron_h, granitemoehybrid, qwen3_next, kimi_linear, minimax, bamba, olmo_hybrid, recurrent_gemma,
-        lfm2, mamba2, llama,
+        lfm2, mamba2, llama, zamba2,
     )
 }
