@@ -307,11 +307,11 @@ ProjectionPaths: TypeAlias = Annotated[tuple[str, ...], Field(min_length=1), Aft
 
 
 class AdaptersConfig(ConfigTable):
-    """Low-rank additions to projections of a shared block, one pair of matrices for each layer that visits it (Zamba2)."""
-
+    """Low-rank additions to projections of a shared block, a pair of matrices for each layer that visits it (Zamba2). ``on``:
+    paths inside the block, as ``mixer.q_proj``; ``shared_down``: those of them with one first matrix between them."""
     rank: int = Field(gt=0)
     on: ProjectionPaths
-    """Paths of the projections inside the block: ``mixer.q_proj``, ``channel_mixer.up_proj``."""
+    shared_down: tuple[str, ...] = Field(default=(), examples=[("mixer.q_proj", "mixer.k_proj")])
 
 
 class BlockConfig(ComponentConfig):

@@ -49,6 +49,7 @@ OPTIONS = {
         "--prompt-file --repetition-penalty --seed --step --stop --temperature --top-k --top-p --weights -n"
     ),
     "list": "KIND --json --verbose -v",
+    "match": "RECIPES... --flops --json --length --output --params --set --state-bytes -o",
     "new-plugin": "NAME --path",
     "plan": "RECIPE --batch-size --device --dtype --json --length --set",
     "plugins": "--json",
