@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -73,11 +73,13 @@ class VaryingRows(RowsOf):
 
 @dataclass(frozen=True)
 class Rows:
-    """Drawn rows: ``inputs`` and ``targets`` (b t); ``lengths`` (b) where rows differ, the rest being padding."""
+    """Drawn rows: ``inputs`` and ``targets`` (b t); ``lengths`` (b) where rows differ, the rest being padding; ``answers``
+    (b t): which answer of its row a scored token is of, where rows ask for several."""
 
     inputs: Longs
     targets: Longs
     lengths: Longs | None = None
+    answers: Longs | None = None
 
 
 class SyntheticConfig(TaskConfig):
@@ -181,20 +183,25 @@ class SyntheticTask(Task):
         segments = None
         if drawn.lengths is not None:
             segments = Segments.from_mask(torch.arange(inputs.shape[1]) < torch.from_numpy(drawn.lengths)[:, None])
-        return Batch(inputs, targets, segments, int((targets != IGNORE).sum()), group=size.name)
+        answers = None if drawn.answers is None else torch.from_numpy(drawn.answers)
+        return Batch(inputs, targets, segments, int((targets != IGNORE).sum()), group=size.name, answers=answers)
 
     def _of_one_side(self, size: RowsOf, key: tuple[int, ...], index: Longs, drawn: Rows) -> Rows:
         """``drawn``, where rows that belong to the other side are drawn again."""
         held_out = key[0] == TEST
-        columns = [a.copy() for a in (drawn.inputs, drawn.targets, *([] if drawn.lengths is None else [drawn.lengths]))]
+        columns = [None if a is None else a.copy() for a in (drawn.inputs, drawn.targets, drawn.lengths, drawn.answers)]
         wrong = np.flatnonzero(_held_out(drawn) != held_out)
         for again in range(1, _TRIES + 1):
             if not len(wrong):
-                return Rows(*columns)
+                inputs, targets, lengths, answers = columns
+                assert inputs is not None
+                assert targets is not None
+                return Rows(inputs, targets, lengths, answers)
             more = self.config.draw(size, (*key, again), index[wrong])
-            for mine, theirs in zip(columns, (more.inputs, more.targets, more.lengths), strict=False):
-                assert theirs is not None
-                mine[wrong] = theirs
+            for mine, theirs in zip(columns, (more.inputs, more.targets, more.lengths, more.answers), strict=True):
+                if mine is not None:
+                    assert theirs is not None
+                    mine[wrong] = theirs
             wrong = wrong[_held_out(more) != held_out]
         side = "that are held out" if held_out else "to train on"
         raise ConfigError(
@@ -234,7 +241,7 @@ class SyntheticTask(Task):
                 # Several ranks have as many full batches each: rows past the end are copies that are not scored.
                 batch = self.rows(size, (TEST,), index.clip(max=size.n_rows - 1))
                 targets = batch.targets.masked_fill(~torch.from_numpy(inside)[:, None], IGNORE)
-                yield Batch(batch.inputs, targets, batch.segments, int((targets != IGNORE).sum()), group=size.name)
+                yield replace(batch, targets=targets, n_tokens=int((targets != IGNORE).sum()))
 
     def metrics(self, totals: Totals) -> dict[str, float]:
         """``accuracy`` over the scored tokens, ``row_accuracy`` (all of a row's right), ``loss`` (nats a scored token)."""

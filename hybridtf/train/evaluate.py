@@ -13,9 +13,9 @@ from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from hybridtf.core import ConfigError, NonFiniteError, Segments, State
+from hybridtf.core import ConfigError, NonFiniteError, Scores, Segments, State
 from hybridtf.models import LanguageModel
 from hybridtf.models.generation.model import evaluating, refusal, require
 from hybridtf.tasks import IGNORE, Batch, EvalDocument, Task, Totals
@@ -31,6 +31,16 @@ class HasDocuments(Protocol):
     """A task whose held-out side is whole documents."""
 
     def eval_documents(self) -> Iterator[EvalDocument]: ...
+
+
+def check_scores(task: Task, model: nn.Module) -> None:
+    """Raise :class:`ConfigError` where the head of ``model`` does not say what ``task`` asks for: it would see the answers."""
+    found: Scores = getattr(getattr(model, "head", None), "scores", "next")
+    if found != task.scores:
+        said = {"next": "the token that follows, as 'lm_head' does", "read": "what was read, as 'position_decoder' does"}
+        raise ConfigError(
+            f"model.head: the task {task.name!r} needs a head that says {said[task.scores]}; this one says {said[found]}"
+        )
 
 
 @dataclass(frozen=True)
@@ -118,6 +128,7 @@ def evaluate(
         )
     scorer = _Scorer(model, precision, on_batch)
     check_context(task, context)
+    check_scores(task, model)
     with evaluating(model), torch.no_grad():
         if not isinstance(task, HasDocuments):
             return _score_rows(scorer, task, batch_size, seq_len, max_tokens)
@@ -198,10 +209,16 @@ class _Sums:
     def totals(self, i: int, n_bytes: int) -> Totals:
         return Totals(float(self.nats[i]), int(self.correct[i]), int(self.tokens[i]), n_bytes)
 
-    def row_totals(self, i: int) -> Totals:
-        """Of a row: it counts as right where all its scored tokens are."""
-        totals = self.totals(i, 0)
-        return replace(totals, n_rows=int(totals.n_tokens > 0), n_rows_correct=int(0 < totals.n_tokens == totals.n_correct))
+    def row_totals(self, row: int, per_row: int) -> Totals:
+        """Of a row with ``per_row`` answers: each is right where all its scored tokens are, the row where all answers are."""
+        answers = [self.totals(i, 0) for i in range(row * per_row, (row + 1) * per_row)]
+        right = [0 < answer.n_tokens == answer.n_correct for answer in answers]
+        asked = [answer.n_tokens > 0 for answer in answers]
+        total = sum(answers, Totals())
+        return replace(
+            total, n_rows=int(any(asked)), n_rows_correct=int(any(asked) and right == asked),
+            n_answers=sum(asked), n_answers_correct=sum(right),
+        )
 
 
 class _Scorer:
@@ -244,20 +261,20 @@ def _score_rows(scorer: _Scorer, task: Task, batch_size: int, seq_len: int, max_
             continue
         _score_batch(scorer, batch, max(seq_len, LONG_ROW))
         n_bytes += batch.n_bytes
-        found = [scorer.sums.row_totals(row) for row in range(len(batch.targets))]
+        found = [scorer.sums.row_totals(row, batch.per_row) for row in range(len(batch.targets))]
         scores += [DocumentScore(f"batch {number}, row {row}", t, batch.group) for row, t in enumerate(found) if t.n_tokens]
     return _result(task, scores, complete, n_bytes)
 
 
 def _score_batch(scorer: _Scorer, batch: Batch, longest: int) -> None:
-    """Score the rows of a batch, each an owner of its own.
+    """Score the rows of a batch, each of their answers an owner of its own.
 
     Rows of more than ``longest`` tokens are read in pieces of that many with the state carried, where the model can be cut
     in time and nothing but documents is marked in the rows; else in one call.
     """
     n, width = batch.targets.shape
-    owners = torch.arange(n)[:, None].expand(n, width)
-    scorer.sums.open(n)
+    owners = batch.owners
+    scorer.sums.open(n * batch.per_row)
     marks = batch.segments
     more = marks is not None and (marks.prefix_len is not None or marks.global_tokens is not None or bool(marks.axes))
     if width <= longest or more or refusal(scorer.model, "cut") is not None:
