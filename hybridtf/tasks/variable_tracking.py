@@ -27,6 +27,7 @@ import math
 from typing import Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from hybridtf.core import Preset
@@ -34,7 +35,7 @@ from hybridtf.tasks.draws import Draws, Longs
 from hybridtf.tasks.layout import asked, put, shared_out, strewn
 from hybridtf.tasks.synthetic import TEST, Rows, RowsOf, SyntheticConfig, sizes
 
-_FILLER, _VARIABLES, _VALUES, _PLACES, _CHAINS = range(5)
+_FILLER, _VARIABLES, _VALUES, _PLACES, _CHAINS, _ASKED = range(6)
 _IS, _ASK, _NAMES = range(3)
 _STATEMENT = 3
 """Tokens of an assignment."""
@@ -45,11 +46,14 @@ class ChainRows(RowsOf):
 
     n_chains: int = Field(default=2, gt=0)
     n_hops: int = Field(default=1, ge=0)
+    n_asked: int = Field(default=1, gt=0)
+    """Variables whose value is asked for, with ``ask = "value"``: the last of a chain, then others of the row in any order."""
 
     @property
     def name(self) -> str:
         chains, hops = ("" if n == 1 else "s" for n in (self.n_chains, self.n_hops))
-        return f"{self.length} tokens, {self.n_chains} chain{chains}, {self.n_hops} hop{hops}"
+        asked = "" if self.n_asked == 1 else f", {self.n_asked} asked"
+        return f"{self.length} tokens, {self.n_chains} chain{chains}, {self.n_hops} hop{hops}{asked}"
 
     @property
     def n_statements(self) -> int:
@@ -76,6 +80,9 @@ class VariableTrackingConfig(SyntheticConfig):
             )
         for where in ("train", "test"):
             for i, size in enumerate(getattr(self, where)):
+                if size.n_asked > (size.n_statements if self.ask == "value" else 1):
+                    why = f"the row has {size.n_statements} variables" if self.ask == "value" else "ask = 'variables' asks once"
+                    raise ValueError(f"{where}[{i}].n_asked = {size.n_asked}: {why}")
                 least = size.length - self._room(size) + _STATEMENT * size.n_statements
                 if size.length < least:
                     raise ValueError(f"{where}[{i}].length = {size.length}; assignments and the question take {least}")
@@ -102,10 +109,10 @@ class VariableTrackingConfig(SyntheticConfig):
 
     def _room(self, size: ChainRows) -> int:
         """Tokens before the question."""
-        return size.length - 1 - self._n_answers(size)
+        return size.length - size.n_asked - self._n_answers(size)
 
     def _n_answers(self, size: ChainRows) -> int:
-        return 1 if self.ask == "value" else size.n_hops + 1
+        return size.n_asked if self.ask == "value" else size.n_hops + 1
 
     def scored(self, size: ChainRows, split: int = TEST) -> float:
         return self._n_answers(size)
@@ -130,12 +137,24 @@ class VariableTrackingConfig(SyntheticConfig):
         first_filler = _NAMES + self.n_variables + self.n_values
         tokens[:, :room] = first_filler + Draws((*key, _FILLER), index).integers(room, self.n_filler)
         put(tokens, np.take_along_axis(starts, turns.reshape(b, -1), axis=1), statements.reshape(b, -1, _STATEMENT))
-        # The first chain is asked for: chains are shared out evenly.
-        question, answer = (variables[:, 0, -1:], values[:, :1]) if self.ask == "value" else (values[:, :1], variables[:, 0])
         tokens[:, room] = _ASK
-        tokens[:, room + 1 : room + 2] = question
-        tokens[:, room + 2 :] = answer
-        return asked(tokens, np.broadcast_to(np.arange(tokens.shape[1]) >= room + 2, tokens.shape))
+        tokens[:, room + 1 :], scored = self._asked(size, key, index, variables, values)
+        return asked(tokens, np.broadcast_to(np.concatenate([np.zeros(room + 1, dtype=np.bool_), scored]), tokens.shape))
+
+    def _asked(
+        self, size: ChainRows, key: tuple[int, ...], index: Longs, variables: Longs, values: Longs
+    ) -> tuple[Longs, NDArray[np.bool_]]:
+        """What follows the question mark (b m), and which of it are answers (m); of the first chain, as chains are shared out
+        evenly. ``variables`` (b chains links), ``values`` (b chains)."""
+        if self.ask == "variables":
+            return np.concatenate([values[:, :1], variables[:, 0]], axis=1), np.arange(size.n_hops + 2) > 0
+        b, n, links = variables.shape
+        last = links - 1  # the place of the first chain's last variable among all of the row
+        others = Draws((*key, _ASKED), index).distinct(size.n_asked - 1, n * links - 1)
+        turn = np.concatenate([np.full((b, 1), last), others + (others >= last)], axis=1)
+        named = np.take_along_axis(variables.reshape(b, -1), turn, axis=1)
+        found = np.take_along_axis(values, turn // links, axis=1)
+        return np.stack([named, found], axis=2).reshape(b, -1), np.arange(2 * size.n_asked) % 2 == 1
 
     def baselines(self) -> dict[str, float]:
         """``chance``: any value (or variable); ``own``: any that the row has, counted over the test sizes."""
