@@ -55,9 +55,11 @@ def written(pieces: Sequence[Piece], width: int) -> Rows:
     return Rows(inputs, rows.targets, end - 1)
 
 
-def asked(tokens: Longs, scored: NDArray[np.bool_]) -> Rows:
-    """Rows (b t) of tokens (b t + 1), of which the ``scored`` ones must be said by what stands before them."""
-    return Rows(tokens[:, :-1], np.where(scored[:, 1:], tokens[:, 1:], IGNORE))
+def asked(tokens: Longs, scored: NDArray[np.bool_], answers: Longs | None = None) -> Rows:
+    """Rows (b t) of tokens (b t + 1), of which the ``scored`` ones must be said by what stands before them; ``answers`` (b t +
+    1): which answer of the row each is of."""
+    of = None if answers is None else np.where(scored, answers, -1)[:, 1:]
+    return Rows(tokens[:, :-1], np.where(scored[:, 1:], tokens[:, 1:], IGNORE), answers=of)
 
 
 def spelled(numbers: Longs, base: int, n_digits: int) -> Longs:

@@ -33,7 +33,7 @@ from pydantic import Field, model_validator
 from hybridtf.core import Preset
 from hybridtf.tasks.draws import Draws, Longs
 from hybridtf.tasks.layout import asked, put, shared_out, strewn
-from hybridtf.tasks.synthetic import TEST, Rows, RowsOf, SyntheticConfig, sizes
+from hybridtf.tasks.synthetic import TEST, TRAIN, Rows, RowsOf, SyntheticConfig, sizes
 
 _FILLER, _VARIABLES, _VALUES, _PLACES, _CHAINS, _ASKED = range(6)
 _IS, _ASK, _NAMES = range(3)
@@ -68,6 +68,8 @@ class VariableTrackingConfig(SyntheticConfig):
     n_variables: int = Field(default=20, gt=0)
     n_values: int = Field(default=10, gt=1)
     ask: Literal["value", "variables"] = "value"
+    train_on: Literal["answers", "all"] = "answers"
+    """``all``: training rows have every next token as a target. Held-out rows score answers alone."""
     train: tuple[ChainRows, ...] = (ChainRows(length=96, n_rows=20_000),)
     test: tuple[ChainRows, ...] = (ChainRows(length=96, n_rows=500),)
 
@@ -115,6 +117,8 @@ class VariableTrackingConfig(SyntheticConfig):
         return size.n_asked if self.ask == "value" else size.n_hops + 1
 
     def scored(self, size: ChainRows, split: int = TEST) -> float:
+        if self.train_on == "all" and split == TRAIN:
+            return size.length
         return self._n_answers(size)
 
     def bits(self, size: ChainRows) -> float:
@@ -139,6 +143,8 @@ class VariableTrackingConfig(SyntheticConfig):
         put(tokens, np.take_along_axis(starts, turns.reshape(b, -1), axis=1), statements.reshape(b, -1, _STATEMENT))
         tokens[:, room] = _ASK
         tokens[:, room + 1 :], scored = self._asked(size, key, index, variables, values)
+        if self.train_on == "all" and key[0] == TRAIN:
+            return asked(tokens, np.ones(tokens.shape, dtype=np.bool_))
         return asked(tokens, np.broadcast_to(np.concatenate([np.zeros(room + 1, dtype=np.bool_), scored]), tokens.shape))
 
     def _asked(

@@ -90,10 +90,10 @@ class WordCountsConfig(TextRowsConfig):
         word = int(bank.sizes[0])
         head, question, k = self.said(size)
         said = [text.encode() for text in (",", head, question)]
-        comma, *ends = (len(ids) for ids in encoder(self.tokenizer, self.bos_token).encode(said))
+        comma, *ends = (int(ids.size) for ids in encoder(self.tokenizer, self.bos_token).encode(said))
         room = size.length - sum(ends) - k * word - (k - 1) * comma
         if not self.numbered():
-            return max(room // word, 0)
+            return int(max(room // word, 0))
         return int(np.searchsorted(np.cumsum(bank.sizes[self.n_different() :] + word), room, side="right"))
 
     def n_different(self) -> int:
