@@ -13,6 +13,9 @@ filler a row of two chains and one hop may be
     inputs    . a = 2 . . c = 1 . d = a . . b = c . ? 2 a      variables
     targets   - - - - - - - - - - - - - - - - - - - - a d
 
+``n_asked`` names more variables behind the first, each with its value to be said: rows that are trained on teach more so, and
+rows of one and of several can be tested alike.
+
 Ids: ``=``, ``?``, then ``n_variables`` variables, ``n_values`` values and filler up to V = ``vocab_size``, drawn evenly. Every
 arrangement of the assignments that keeps the chains' order is as likely. ``chance`` is any value (or variable), ``own`` any
 that the row has.

@@ -212,13 +212,11 @@ class _Sums:
     def row_totals(self, row: int, per_row: int) -> Totals:
         """Of a row with ``per_row`` answers: each is right where all its scored tokens are, the row where all answers are."""
         answers = [self.totals(i, 0) for i in range(row * per_row, (row + 1) * per_row)]
-        right = [0 < answer.n_tokens == answer.n_correct for answer in answers]
-        asked = [answer.n_tokens > 0 for answer in answers]
+        asked = sum(answer.n_tokens > 0 for answer in answers)
+        right = sum(0 < answer.n_tokens == answer.n_correct for answer in answers)
+        rows = (int(asked > 0), int(0 < asked == right))
         total = sum(answers, Totals())
-        return replace(
-            total, n_rows=int(any(asked)), n_rows_correct=int(any(asked) and right == asked),
-            n_answers=sum(asked), n_answers_correct=sum(right),
-        )
+        return replace(total, n_rows=rows[0], n_rows_correct=rows[1], n_answers=asked, n_answers_correct=right)
 
 
 class _Scorer:
