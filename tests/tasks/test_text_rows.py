@@ -228,6 +228,20 @@ def test_a_bank_wraps_round() -> None:
     assert fits.tolist() == [2, 1, 4, 0]  # c aa bbb c is 7, and another aa would be 9
 
 
+def test_baselines_are_what_guesses_reach() -> None:
+    """A constant guess is right as often as ``chance`` says, a value of the row's own as often as ``own``."""
+    size = {"length": 420, "n_keys": 3, "n_rows": 1500}
+    config = NeedlesTextConfig(n_digits=1, train=[size], test=[size])
+    constant = own = 0
+    for text, said, _ in [*texts_of(config.load(), 1)][1:]:
+        values = re.findall(r" is: (\d)\.", text)
+        assert len(set(values)) == 3
+        constant += said == [" 5"]
+        own += said == [f" {values[1]}"]
+    assert constant / 1500 == pytest.approx(config.baselines()["chance"], abs=4 * (1 / 9 * 8 / 9 / 1500) ** 0.5)
+    assert own / 1500 == pytest.approx(config.baselines()["own"], abs=4 * (1 / 3 * 2 / 3 / 1500) ** 0.5)
+
+
 def test_words_can_be_said_and_differ() -> None:
     words = {spell(i) for i in range(0, 343_000, 7)}
     assert len(words) == 49_000
