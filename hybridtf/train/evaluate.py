@@ -36,10 +36,11 @@ class HasDocuments(Protocol):
 def check_scores(task: Task, model: nn.Module) -> None:
     """Raise :class:`ConfigError` where the head of ``model`` does not say what ``task`` asks for: it would see the answers."""
     found: Scores = getattr(getattr(model, "head", None), "scores", "next")
-    if found != task.scores:
+    asked: Scores = getattr(task, "scores", "next")
+    if found != asked:
         said = {"next": "the token that follows, as 'lm_head' does", "read": "what was read, as 'position_decoder' does"}
         raise ConfigError(
-            f"model.head: the task {task.name!r} needs a head that says {said[task.scores]}; this one says {said[found]}"
+            f"model.head: the task {task.name!r} needs a head that says {said[asked]}; this one says {said[found]}"
         )
 
 
@@ -214,9 +215,8 @@ class _Sums:
         answers = [self.totals(i, 0) for i in range(row * per_row, (row + 1) * per_row)]
         asked = sum(answer.n_tokens > 0 for answer in answers)
         right = sum(0 < answer.n_tokens == answer.n_correct for answer in answers)
-        rows = (int(asked > 0), int(0 < asked == right))
-        total = sum(answers, Totals())
-        return replace(total, n_rows=rows[0], n_rows_correct=rows[1], n_answers=asked, n_answers_correct=right)
+        rows = {"n_rows": int(asked > 0), "n_rows_correct": int(0 < asked == right)}
+        return replace(sum(answers, Totals()), n_answers=asked, n_answers_correct=right, **rows)
 
 
 class _Scorer:
