@@ -57,14 +57,17 @@ def written(pieces: Sequence[Piece], width: int) -> Rows:
         return asked(tokens, scored, shown=shown)
     rows = asked(tokens, scored, shown=shown)
     inputs = np.where(np.arange(width) < (end - 1)[:, None], rows.inputs, 0)  # no answer is left in the padding
-    return Rows(inputs, rows.targets, end - 1, rows.evidence)
+    return Rows(inputs, rows.targets, end - 1, rows.evidence, rows.answers)
 
 
-def asked(tokens: Longs, scored: NDArray[np.bool_], *, shown: Longs | None = None) -> Rows:
+def asked(
+    tokens: Longs, scored: NDArray[np.bool_], *, shown: Longs | None = None, answers: Longs | None = None
+) -> Rows:
     """Rows (b t) of tokens (b t + 1), of which the ``scored`` ones must be said by what stands before them, and are found at
-    the positions ``shown`` (b t + 1)."""
+    the positions ``shown`` (b t + 1); ``answers`` (b t + 1): which answer of the row each is of."""
     evidence = None if shown is None else np.where(scored[:, 1:], shown[:, 1:], NO_EVIDENCE)
-    return Rows(tokens[:, :-1], np.where(scored[:, 1:], tokens[:, 1:], IGNORE), evidence=evidence)
+    of = None if answers is None else np.where(scored, answers, -1)[:, 1:]
+    return Rows(tokens[:, :-1], np.where(scored[:, 1:], tokens[:, 1:], IGNORE), evidence=evidence, answers=of)
 
 
 def spelled(numbers: Longs, base: int, n_digits: int) -> Longs:

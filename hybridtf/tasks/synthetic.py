@@ -76,12 +76,14 @@ class VaryingRows(RowsOf):
 @dataclass(frozen=True)
 class Rows:
     """Drawn rows: ``inputs`` and ``targets`` (b t); ``lengths`` (b) where rows differ, the rest being padding; ``evidence``
-    (b t) where the token to be said stands in the row, as :class:`~hybridtf.tasks.Batch` says it."""
+    (b t) where the token to be said stands in the row, as :class:`~hybridtf.tasks.Batch` says it; ``answers`` (b t): which
+    answer of its row a scored token is of, where rows ask for several."""
 
     inputs: Longs
     targets: Longs
     lengths: Longs | None = None
     evidence: Longs | None = None
+    answers: Longs | None = None
 
 
 class SyntheticConfig(TaskConfig):
@@ -219,7 +221,9 @@ class SyntheticTask(Task):
         if drawn.lengths is not None:
             segments = Segments.from_mask(torch.arange(inputs.shape[1]) < torch.from_numpy(drawn.lengths)[:, None])
         evidence = None if drawn.evidence is None else torch.from_numpy(drawn.evidence)
-        return Batch(inputs, targets, segments, int((targets != IGNORE).sum()), group=size.name, evidence=evidence)
+        answers = None if drawn.answers is None else torch.from_numpy(drawn.answers)
+        n = int((targets != IGNORE).sum())
+        return Batch(inputs, targets, segments, n, group=size.name, evidence=evidence, answers=answers)
 
     def at_length(self, n_tokens: int, n_rows: int) -> SyntheticTask:
         """See :meth:`SyntheticConfig.at_length`."""

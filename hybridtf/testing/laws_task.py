@@ -76,6 +76,8 @@ def _check_batch(task: Task, batch: Batch, side: str) -> None:
     if inputs.ndim != 2 or inputs.dtype != torch.int64 or targets.dtype != torch.int64 or targets.shape != inputs.shape:
         raise ContractError(f"{side} inputs and targets must be int64 of one shape (b, t), got {inputs.shape}, {targets.shape}")
     scored = targets != IGNORE
+    if batch.answers is not None and (batch.answers.shape != targets.shape or bool((batch.answers[scored] < 0).any())):
+        raise ContractError(f"{side} answers must be of the targets' shape, and say of each scored token which answer it is of")
     if int(scored.sum()) != batch.n_tokens:
         raise ContractError(f"a {side} batch says n_tokens = {batch.n_tokens}, and {int(scored.sum())} targets are scored")
     for name, ids in (("inputs", inputs), ("targets", targets[scored])):
@@ -149,7 +151,8 @@ def check_measures(subject: Subject) -> None:
     batches = list(task.eval_batches(ROWS, _length(task)))
     n_tokens, n_bytes = sum(b.n_tokens for b in batches), sum(b.n_bytes for b in batches)
     n_rows = sum(int((b.targets != IGNORE).any(1).sum()) for b in batches)
-    perfect = task.metrics(Totals(0.0, n_tokens, n_tokens, n_bytes, n_rows, n_rows))
+    n_answers = sum(len(b.owners[b.targets != IGNORE].unique()) for b in batches)
+    perfect = task.metrics(Totals(0.0, n_tokens, n_tokens, n_bytes, n_rows, n_rows, n_answers, n_answers))
     if task.metric not in perfect:
         raise ContractError(f"metric = {task.metric!r} is not among the measures {sorted(perfect)}")
     baselines = task.baselines()

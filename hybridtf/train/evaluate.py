@@ -13,9 +13,9 @@ from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from hybridtf.core import ConfigError, NonFiniteError, Segments, State
+from hybridtf.core import ConfigError, NonFiniteError, Scores, Segments, State
 from hybridtf.models import LanguageModel
 from hybridtf.models.generation.model import evaluating, refusal, require
 from hybridtf.tasks import IGNORE, Batch, EvalDocument, Task, Totals
@@ -31,6 +31,17 @@ class HasDocuments(Protocol):
     """A task whose held-out side is whole documents."""
 
     def eval_documents(self) -> Iterator[EvalDocument]: ...
+
+
+def check_scores(task: Task, model: nn.Module) -> None:
+    """Raise :class:`ConfigError` where the head of ``model`` does not say what ``task`` asks for: it would see the answers."""
+    found: Scores = getattr(getattr(model, "head", None), "scores", "next")
+    asked: Scores = getattr(task, "scores", "next")
+    if found != asked:
+        said = {"next": "the token that follows, as 'lm_head' does", "read": "what was read, as 'position_decoder' does"}
+        raise ConfigError(
+            f"model.head: the task {task.name!r} needs a head that says {said[asked]}; this one says {said[found]}"
+        )
 
 
 @dataclass(frozen=True)
@@ -118,6 +129,7 @@ def evaluate(
         )
     scorer = _Scorer(model, precision, on_batch)
     check_context(task, context)
+    check_scores(task, model)
     with evaluating(model), torch.no_grad():
         if not isinstance(task, HasDocuments):
             return _score_rows(scorer, task, batch_size, seq_len, max_tokens)
@@ -198,10 +210,13 @@ class _Sums:
     def totals(self, i: int, n_bytes: int) -> Totals:
         return Totals(float(self.nats[i]), int(self.correct[i]), int(self.tokens[i]), n_bytes)
 
-    def row_totals(self, i: int) -> Totals:
-        """Of a row: it counts as right where all its scored tokens are."""
-        totals = self.totals(i, 0)
-        return replace(totals, n_rows=int(totals.n_tokens > 0), n_rows_correct=int(0 < totals.n_tokens == totals.n_correct))
+    def row_totals(self, row: int, per_row: int) -> Totals:
+        """Of a row with ``per_row`` answers: each is right where all its scored tokens are, the row where all answers are."""
+        answers = [self.totals(i, 0) for i in range(row * per_row, (row + 1) * per_row)]
+        asked = sum(answer.n_tokens > 0 for answer in answers)
+        right = sum(0 < answer.n_tokens == answer.n_correct for answer in answers)
+        rows = {"n_rows": int(asked > 0), "n_rows_correct": int(0 < asked == right)}
+        return replace(sum(answers, Totals()), n_answers=asked, n_answers_correct=right, **rows)
 
 
 class _Scorer:
@@ -244,20 +259,20 @@ def _score_rows(scorer: _Scorer, task: Task, batch_size: int, seq_len: int, max_
             continue
         _score_batch(scorer, batch, max(seq_len, LONG_ROW))
         n_bytes += batch.n_bytes
-        found = [scorer.sums.row_totals(row) for row in range(len(batch.targets))]
+        found = [scorer.sums.row_totals(row, batch.per_row) for row in range(len(batch.targets))]
         scores += [DocumentScore(f"batch {number}, row {row}", t, batch.group) for row, t in enumerate(found) if t.n_tokens]
     return _result(task, scores, complete, n_bytes)
 
 
 def _score_batch(scorer: _Scorer, batch: Batch, longest: int) -> None:
-    """Score the rows of a batch, each an owner of its own.
+    """Score the rows of a batch, each of their answers an owner of its own.
 
     Rows of more than ``longest`` tokens are read in pieces of that many with the state carried, where the model can be cut
     in time and nothing but documents is marked in the rows; else in one call.
     """
     n, width = batch.targets.shape
-    owners = torch.arange(n)[:, None].expand(n, width)
-    scorer.sums.open(n)
+    owners = batch.owners
+    scorer.sums.open(n * batch.per_row)
     marks = batch.segments
     if width <= longest or not only_documents(marks) or refusal(scorer.model, "cut") is not None:
         scorer.score(batch.inputs, batch.targets, owners, marks)

@@ -20,7 +20,7 @@ from hybridtf.tasks import Batch, Task
 from hybridtf.train.average import Average
 from hybridtf.train.checkpoint import RunFolder, find_checkpoint, read_average, read_trainer_state, weights_path
 from hybridtf.train.config import train_config
-from hybridtf.train.evaluate import EvalResult, check_context, evaluate, group_metrics, require_carry
+from hybridtf.train.evaluate import EvalResult, check_context, check_scores, evaluate, group_metrics, require_carry
 from hybridtf.train.interrupt import StopSignals
 from hybridtf.train.log import Log
 from hybridtf.train.nonfinite import locate
@@ -72,6 +72,7 @@ class Run:
         warmup_steps(config, self.total)
         context = BuildContext(d_model=0, device=device, compute_dtype=DTYPES[config.precision], seed=config.seed)
         self.model: LanguageModel = recipe.model.build(context)
+        check_scores(self.task, self.model)
         check_loss_weights(self.model, config.loss_weights)
         if config.eval_context == "document" and config.eval_tokens != 0:
             require_carry(self.model)

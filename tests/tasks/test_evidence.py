@@ -86,7 +86,7 @@ def find_in_chain(one: SyntheticConfig, read: list[int], at: int) -> int:
     left = {read[i - 1]: i - 1 for i, token in enumerate(read[:question]) if token == 0}
     right = {read[place]: read[place + 2] for place in left.values()}
     if one.ask == "value":
-        name = read[question + 1]
+        name = read[at]
         while right[name] in right:
             name = right[name]
         return left[name] + 2
