@@ -147,7 +147,7 @@ def test_ids_are_unique_and_links_lead_somewhere(which: str, request: pytest.Fix
     ids = [attributes["id"] for _, attributes in found.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     targets = [a["href"] for tag, a in found.elements if tag == "a"]
-    assert len(targets) == 8
+    assert len(targets) > 100
     assert {str(target)[1:] for target in targets} <= set(ids)
     for _, attributes in found.elements:
         for reference in re.findall(r"url\(#([^)]+)\)", " ".join(str(value) for value in attributes.values())):
@@ -185,7 +185,7 @@ def test_the_records_are_inside_as_they_were(page: Page) -> None:
 def test_one_record_and_missing_kinds(tmp_path: Path) -> None:
     page = written([sample.quality("mamba2")], tmp_path)
     assert "2.243" in page.text
-    assert page.words.count("not measured") >= 9
+    assert page.words.count("not run") >= 9
     assert "1 recipe, 1 record." in page.text
 
 
