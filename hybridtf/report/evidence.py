@@ -115,7 +115,11 @@ class Evidence:
         """Whether texts longer than trained are to be asked for: not of a task whose rows have lengths of their own."""
         measure = self.measure()
         texts = measure is None or measure.metric == "bits_per_byte"
-        return texts or any(subject.of("extrapolation") for subject in self.subjects)
+        return texts or any(by_multiple(r, "bits_per_byte") for s in self.subjects for r in s.of("extrapolation"))
+
+    def reads_longer(self) -> bool:
+        """Whether anything longer than trained is to be asked for."""
+        return self.reads_texts() or any(subject.of("extrapolation") for subject in self.subjects)
 
     def baseline(self, measure: Measure | None) -> str | None:
         """The best of the trivial models that the recipes are held against; None where there is none."""
@@ -269,9 +273,10 @@ def by_multiple(record: Record, field: str) -> dict[float, Any]:
     return {m: item for m, item in zip(wanted, items, strict=False) if m is not None}
 
 
-def trained_length(subject: Subject) -> int | None:
-    """The length (tokens) at which its extrapolation runs were trained."""
-    found = [n for n in (number(r, "trained_length") for r in subject.of("extrapolation")) if n]
+def trained_length(subject: Subject, task: str | None = None) -> int | None:
+    """The length (tokens) at which its extrapolation runs were trained; of one ``task`` where that is given."""
+    records = [r for r in subject.of("extrapolation") if task is None or task_of(r) == task]
+    found = [n for n in (number(r, "trained_length") for r in records) if n]
     return int(found[-1]) if found else None
 
 

@@ -20,7 +20,8 @@ from typing import Any
 from hybridtf.core.files import atomic_file
 from hybridtf.report import detail_tables, numbers, tables
 from hybridtf.report import evidence as ev
-from hybridtf.report.charts import Chart, build_charts, to_svg
+from hybridtf.report.chart import Chart, to_svg
+from hybridtf.report.charts import build_charts
 from hybridtf.report.extras import need
 from hybridtf.report.html_table import html_table
 from hybridtf.report.inert_json import inert_json
@@ -94,7 +95,7 @@ def render_report(records: list[ev.Record], title: str) -> str:
         environments=_environments(evidence),
         kernels=_kernels(evidence),
         limits=_limits(evidence),
-        reads_texts=evidence.reads_texts(),
+        reads_longer=evidence.reads_longer(),
         listed=listed,
         lists=[(name, sources) for sources, name in links.lists.items()],
         words={entry["id"]: entry["words"] for entry in listed},

@@ -172,8 +172,8 @@ def test_every_chart_is_drawn_still_and_can_be_drawn_live(page: Page) -> None:
     figures = [a["data-chart"] for tag, a in page.elements if tag == "figure" and "data-chart" in a]
     specs = page.json("chart-specs")
     assert sorted(map(str, figures)) == sorted(specs)
-    assert len(figures) == 11
-    assert sum(tag == "svg" and "marks" in str(a.get("class")) for tag, a in page.elements) == 11
+    assert len(figures) == 13
+    assert sum(tag == "svg" and "marks" in str(a.get("class")) for tag, a in page.elements) == 13
     assert sum(tag == "svg" and a.get("class") == "stack" for tag, a in page.elements) == 3
     assert all(spec["width"] == "container" for spec in specs.values())
 
