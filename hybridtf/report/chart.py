@@ -30,7 +30,8 @@ _CONFIG: Spec = {
         "labelColor": "#1a1a1a",
         "titleColor": "#1a1a1a",
     },
-    "legend": {"labelFontSize": 12, "labelLimit": 0, "orient": "bottom", "columns": 2, "title": None, "symbolSize": 90},
+    "legend": {"labelFontSize": 12, "labelLimit": 0, "orient": "bottom", "columns": 2, "title": None, "symbolSize": 90,
+               "labelColor": "#1a1a1a", "titleColor": "#1a1a1a"},
     "title": {"anchor": "start", "fontSize": 14, "offset": 12},
 }
 

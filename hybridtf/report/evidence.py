@@ -18,7 +18,7 @@ from hybridtf.report.sifting import readable
 __all__ = [
     "Condition", "Evidence", "Measure", "Measured", "Record", "Subject", "at_multiple", "baseline", "by_multiple",
     "condition_of", "failed_trainings", "finite", "gather", "in_group", "measures", "number", "over_seeds", "pair", "quality",
-    "quality_outcome", "readable", "scored", "speed", "state_bytes", "task_of", "timed", "trained_length",
+    "quality_outcome", "readable", "scored", "speed", "state_bytes", "task_of", "timed", "trained_length", "trained_lengths",
 ]  # fmt: skip
 
 Condition: TypeAlias = tuple[int, int]
@@ -273,11 +273,16 @@ def by_multiple(record: Record, field: str) -> dict[float, Any]:
     return {m: item for m, item in zip(wanted, items, strict=False) if m is not None}
 
 
+def trained_lengths(subject: Subject, task: str | None = None) -> list[int]:
+    """The lengths (tokens) at which its extrapolation runs on ``task`` were trained (None: on texts), in order."""
+    records = subject.of("extrapolation")
+    found = [r for r in records if (by_multiple(r, "bits_per_byte") if task is None else task_of(r) == task)]
+    return [int(n) for n in (number(r, "trained_length") for r in found) if n]
+
+
 def trained_length(subject: Subject, task: str | None = None) -> int | None:
-    """The length (tokens) at which its extrapolation runs were trained; of one ``task`` where that is given."""
-    records = [r for r in subject.of("extrapolation") if task is None or task_of(r) == task]
-    found = [n for n in (number(r, "trained_length") for r in records) if n]
-    return int(found[-1]) if found else None
+    """The last of :func:`trained_lengths`; None where there is none."""
+    return next(reversed(trained_lengths(subject, task)), None)
 
 
 def state_bytes(subject: Subject, length: int, part: str = "used") -> Measured | None:

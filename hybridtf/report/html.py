@@ -22,6 +22,7 @@ from hybridtf.report import detail_tables, numbers, tables
 from hybridtf.report import evidence as ev
 from hybridtf.report.chart import Chart, to_svg
 from hybridtf.report.charts import build_charts
+from hybridtf.report.differences import difference_tables
 from hybridtf.report.extras import need
 from hybridtf.report.html_table import html_table
 from hybridtf.report.inert_json import inert_json
@@ -90,6 +91,7 @@ def render_report(records: list[ev.Record], title: str) -> str:
         sentences=sentences(evidence),
         table=html_table(tables.compare(evidence), links),
         details={name: html_table(table, links) for name, table in _details(evidence).items() if table.rows},
+        differences=[html_table(table, links) for table in difference_tables(evidence)],
         charts=[_figure(chart, markup) for chart in charts],
         stacks=[{"label": picture.label, "svg": markup(picture.svg)} for picture in stack_pictures(evidence)],
         environments=_environments(evidence),

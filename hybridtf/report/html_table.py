@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hybridtf.report.measured import Measured
@@ -11,8 +12,13 @@ from hybridtf.report.table import Cell, Column, Table
 
 def html_table(table: Table, links: Links) -> dict[str, Any]:
     """``title heads rows notes``; cells have their interval apart, for a second line."""
-    heads = [{"text": table.head(c), "numeric": c.style != "text", "explanation": c.explanation} for c in table.columns]
+    heads = [
+        {"text": table.head(c).replace(" %", "\u00a0%"), "numeric": c.style != "text", "explanation": c.explanation}
+        for c in table.columns
+    ]
     rows = [[_cell(table, row, column, links) for column in table.columns] for row in table.rows]
+    for cells in zip(*rows, strict=True):
+        _align(cells)
     return {"title": table.title, "heads": heads, "rows": rows, "notes": table.notes}
 
 
@@ -31,6 +37,18 @@ def _cell(table: Table, row: dict[str, Cell], column: Column, links: Links) -> d
         "sort": repr(cell.value) if isinstance(cell, Measured) else None,
         "href": links.to(cell.sources or _of_row(row)) if isinstance(cell, Measured) else None,
     }
+
+
+def _align(cells: Sequence[dict[str, Any]]) -> None:
+    """Invisible digits behind the numbers of a column, so that their decimal points stand in line."""
+    most = max((_decimals(cell) for cell in cells), default=0)
+    for cell in cells:
+        lacks = most - _decimals(cell) if cell["sort"] is not None else 0
+        cell["pad"] = ("." if lacks == most and most else "") + "0" * lacks
+
+
+def _decimals(cell: dict[str, Any]) -> int:
+    return len(cell["text"].partition(".")[2]) if cell["sort"] is not None else 0
 
 
 def _of_row(row: dict[str, Cell]) -> tuple[str, ...]:

@@ -23,13 +23,12 @@ def length_charts(evidence: ev.Evidence) -> list[Chart]:
 def _said(lengths: Iterable[int]) -> str:
     """The trained lengths in words; the ratio of a length to it is what a multiple means."""
     known = [thousands(n) for n in sorted(set(lengths))]
-    return f"Trained length (1\u00d7): {' or '.join(known)} tokens." if known else "The trained length is not recorded."
+    return f"trained length, {' or '.join(known)} tokens" if known else "trained length, which is not recorded"
 
 
 def _trained(evidence: ev.Evidence, task: str | None = None) -> list[data.Row]:
-    """``length`` at which the recipes were trained on a task (None: any), each once."""
-    records = [r for s in evidence.subjects for r in s.of("extrapolation") if task is None or ev.task_of(r) == task]
-    lengths = {int(n) for n in (ev.number(r, "trained_length") for r in records) if n}
+    """``length`` at which the recipes were trained on a task (None: on texts), each once."""
+    lengths = {n for subject in evidence.subjects for n in ev.trained_lengths(subject, task)}
     return [{"length": n} for n in sorted(lengths)]
 
 
@@ -40,7 +39,7 @@ def _lengths(evidence: ev.Evidence) -> Chart | None:
     keys = keys_of(evidence, rows)
     caption = (
         "Bits per byte of the tokens between a multiple of the trained length and the one before; bands: 95 %. "
-        + _said(row["length"] for row in _trained(evidence))
+        f"1\u00d7 is the {_said(row['length'] for row in _trained(evidence))}."
     )
     layers = marks.by_length(
         rows, keys, "multiple", "multiple of the trained length", "bits per byte", "datum.value + '\u00d7'"
@@ -54,9 +53,9 @@ def _positions(evidence: ev.Evidence) -> Chart | None:
         return None
     keys = keys_of(evidence, rows)
     trained = _trained(evidence)
-    at = " or ".join(thousands(row["length"]) for row in trained)
     caption = (
-        f"Mean loss of the tokens at each position of a document. The dashed line is the trained length ({at} tokens)."
+        "Mean loss of the tokens at each position of a document. The dashed line is the "
+        f"{_said(row['length'] for row in trained)}."
     )
     layers = marks.positions(rows, keys, trained)
     return make_chart("loss_by_position", "extrapolation", "Loss by position", caption, keys, layers)
@@ -68,7 +67,7 @@ def _recall(evidence: ev.Evidence, task: str, names: TaskNames) -> Chart | None:
         return None
     keys, trained, chance = keys_of(evidence, rows), _trained(evidence, task), length_data.chance_rows(rows)
     most = max((row["ratio"] for row in rows if row["ratio"] is not None), default=None)
-    caption = f"Held-out accuracy by length; bands: 95 %. Dashed: {_said(row['length'] for row in trained)}"
+    caption = f"Held-out accuracy by length; bands: 95 %. Dashed: the {_said(row['length'] for row in trained)}."
     caption += "" if most is None else f" The longest is {most:.4g}\u00d7."
     caption += " Dotted: guessing." if chance else ""
     caption += f" Without a number: {'; '.join(absent)}." if absent else ""
@@ -83,8 +82,8 @@ def _distances(evidence: ev.Evidence, task: str, names: TaskNames) -> Chart | No
         return None
     keys, trained = keys_of(evidence, rows), _trained(evidence, task)
     caption = (
-        "Accuracy by the distance of a target from where it was shown, over all lengths. Dashed: "
-        + _said(row["length"] for row in trained)
+        "Accuracy by the distance of a target from where it was shown, over all lengths. "
+        f"Dashed: the {_said(row['length'] for row in trained)}."
     )
     layers = length_marks.by_distance(rows, trained, keys)
     title = names.title("Recall by distance", task)
@@ -99,8 +98,8 @@ def _heat_maps(evidence: ev.Evidence, task: str, names: TaskNames) -> list[Chart
         if any(row["value"] is not None for row in rows):
             trained = ev.trained_length(subject, task)
             caption = (
-                f"Accuracy by length (and its ratio to the trained length) and by where in the row the answer was shown. "
-                f"{_said([] if trained is None else [trained])} Empty: nothing was asked there."
+                f"Accuracy by length (and its multiple of the trained one) and by where in the row the answer was shown. "
+                f"1\u00d7 is the {_said([] if trained is None else [trained])}. Dashed cells: nothing was asked there."
             )
             height = length_marks.CELL_HEIGHT * len({row["length"] for row in rows})
             name = names.file(f"recall_by_depth_{place}", task)

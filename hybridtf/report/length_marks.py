@@ -15,6 +15,8 @@ CELL_HEIGHT = 30
 
 # Dark is wrong, light is right: rises evenly in lightness, so that it reads in grey and for colour-blind readers.
 _SCHEME = "viridis"
+INK_ON_LIGHT, INK_ON_DARK = "#101010", "#ffffff"
+"""Numbers in cells: unlike other text they do not take the page's colour."""
 
 
 def recall(rows: list[Row], chance: list[Row], trained: list[Row], keys: Sequence[Key]) -> marks.Layers:
@@ -69,7 +71,8 @@ def heat(rows: list[Row]) -> marks.Layers:
         axis=alt.Axis(labelAngle=0, ticks=False, domain=False, labelOverlap="greedy"),
     )
     y = alt.Y(field="row", type="ordinal", title=None, sort=lengths, axis=alt.Axis(ticks=False, domain=False))
-    legend = alt.Legend(title="accuracy", orient="bottom", direction="horizontal", gradientLength=160, titleColor="#1a1a1a")
+    legend = alt.Legend(title="accuracy", orient="bottom", direction="horizontal", gradientLength=160,
+                        titleColor=marks.INK, labelColor=marks.INK)  # fmt: skip
     colour = alt.Color(
         field="value", type="quantitative", scale=alt.Scale(scheme=_SCHEME, domain=[0, 1]), legend=legend,
     )
@@ -79,9 +82,12 @@ def heat(rows: list[Row]) -> marks.Layers:
     )
     known = [row for row in rows if row["value"] is not None]
     layers = [marks.drawn(known).mark_rect().encode(x=x, y=y, color=colour, tooltip=tips)]
+    empty = [row for row in rows if row["value"] is None]
+    if empty:
+        layers.append(marks.drawn(empty).mark_rect(filled=False, stroke=marks.GREY, strokeDash=[2, 3]).encode(x=x, y=y))
     if len(depths) <= 12:  # else the numbers do not fit their cells
         number = marks.drawn(known).mark_text(fontSize=11)
-        ink = alt.condition("datum.value > 0.55", alt.value("#1a1a1a"), alt.value("#ffffff"))
+        ink = alt.condition("datum.value > 0.55", alt.value(INK_ON_LIGHT), alt.value(INK_ON_DARK))
         layers.append(number.encode(x=x, y=y, text=alt.Text(field="value", type="quantitative", format=".2f"), color=ink))
     return layers
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -27,10 +28,14 @@ RECORD = ("record", "record", None)
 
 STATE = "state of one sequence (bytes, log scale)"
 GREY = "#808080"
+INK = "#1a1a1a"
+"""Text: the page gives what has this colour its own."""
+
 ROW_STEP = 34
 """Pixels of height for each recipe in a chart with a row for each."""
 
 _TICKS_PER_AXIS = 8
+_FEWEST_TICKS = 3
 _SYMBOLS_PER_LINE = 24
 
 
@@ -63,12 +68,16 @@ def tooltips(*fields: tuple[str, str, str | None]) -> list[Any]:
 
 
 def _log_ticks(values: Iterable[float]) -> list[float]:
-    """Powers of ten around ``values``; 2 and 5 between them where there are few."""
+    """Ticks around ``values``: powers of ten; where fewer than three fall among them, finer ones of two digits."""
     found = list(values)
-    low, high = math.floor(math.log10(min(found))), math.ceil(math.log10(max(found)))
-    steps = (1, 2, 5) if high - low <= 2 else (1,)
-    ticks = [step * 10.0**power for power in range(low, high + 1) for step in steps]
-    return [t for t in ticks if min(found) / 3 <= t <= max(found) * 3] or ticks
+    low, high = min(found) / 1.2, max(found) * 1.2
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1.0,), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0), [n / 10 for n in range(10, 100)]):
+        ticks = [float(f"{step * 10.0**power:.2g}") for power in powers for step in steps]
+        inside = [tick for tick in ticks if low <= tick <= high]
+        if len(inside) >= _FEWEST_TICKS:
+            break
+    return inside or found
 
 
 def amount(field: str, title: str, *, from_zero: bool) -> Any:
@@ -130,7 +139,7 @@ def baseline(rows: list[Row], words: str, lowest: float) -> Layers:
     # On the far side of the line from the axis: the names of the recipes stand left of the chart.
     first = all(row["value"] <= lowest for row in rows)
     side = {"align": "left", "dx": 5} if first else {"align": "right", "dx": -5}
-    name = drawn(rows).mark_text(**side, baseline="top", fontSize=12, color="#1a1a1a")
+    name = drawn(rows).mark_text(**side, baseline="top", fontSize=12, color=INK)
     tips = tooltips(("name", "baseline", None), ("value", words, ".3f"))
     return [
         rule.encode(x=x, tooltip=tips),
@@ -193,7 +202,8 @@ def curves(rows: list[Row], keys: Sequence[Key]) -> Layers:
         "tooltip": tips,
     }
     lines = [drawn(rows).mark_line(strokeWidth=1.6, opacity=0.9).encode(**encoding)]
-    alone = [r for r in rows if sum(o["recipe"] == r["recipe"] and o["seed"] == r["seed"] for o in rows) == 1]
+    points = Counter((row["recipe"], row["seed"]) for row in rows)
+    alone = [row for row in rows if points[row["recipe"], row["seed"]] == 1]
     return lines + ([drawn(alone).mark_point(filled=True, size=60).encode(**encoding)] if alone else [])
 
 

@@ -117,7 +117,8 @@ class Table:
         places = numbers.places_of(cell.value / size, half)
         text = numbers.at_places(cell.value / size, places)
         if column.with_interval and cell.low is not None and cell.high is not None:
-            return f"{text}{between}({numbers.interval(cell.low, cell.high, places, numbers.TO)})"
+            to = numbers.TO if cell.low >= 0 else " to "  # a dash beside a minus is no reading
+            return f"{text}{between}({numbers.interval(cell.low, cell.high, places, to)})"
         return text
 
     def _lines(self, row: dict[str, Cell], column: Column) -> str:
