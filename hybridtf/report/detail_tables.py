@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hybridtf.report import evidence as ev
-from hybridtf.report import numbers
+from hybridtf.report import failures, numbers
 from hybridtf.report.table import Cell, Column, Table, exact
 
 BRACKETS = (
@@ -33,7 +33,7 @@ def speed_table(evidence: ev.Evidence) -> Table:
                     "phase": phase,
                     "batch_size": exact(condition[0]),
                     "length": exact(condition[1]),
-                    "tokens_per_s": ev.speed(subject, phase, condition),
+                    "tokens_per_s": failures.told(ev.speed(subject, phase, condition), found),
                     "matrix_share": ev.over_seeds([_share(r) for r in found]),
                     "times_as_long": ev.over_seeds([ev.number(r, "ratio", "time") for r in found]),
                 }
@@ -64,7 +64,8 @@ def memory_table(evidence: ev.Evidence) -> Table:
                 "length": exact(condition[1]),
                 "longest": next((text for r in found if (text := _longest(r))), None),
             }
-            rows.append(row | {part: ev.over_seeds([ev.number(r, part) for r in found]) for part in parts})
+            counted = {part: ev.over_seeds([ev.number(r, part) for r in found]) for part in parts}
+            rows.append(row | {part: failures.told(size, found) for part, size in counted.items()})
     return Table("Memory", columns, tuple(rows))
 
 
@@ -92,7 +93,7 @@ def quality_table(evidence: ev.Evidence) -> Table:
                     "task": measure.task,
                     "n_seeds": exact(score.n_seeds if score else None),
                     "metric": f"{measure.words} ({measure.better})",
-                    "score": score,
+                    "score": ev.quality_outcome(subject, measure) or score,
                     "baseline": None if trivial is None else trivial.replace("_", " "),
                     "baseline_score": ev.baseline(subject, measure, trivial),
                     "n_documents": ev.over_seeds([ev.number(r, "n_documents") for r in found]),

@@ -21,7 +21,7 @@ def all_tables(evidence: ev.Evidence) -> list[Table]:
         detail_tables.quality_table(evidence), *difference_tables(evidence), detail_tables.extrapolation_table(evidence),
         detail_tables.speed_table(evidence), detail_tables.memory_table(evidence),
     ]  # fmt: skip
-    return [tables.compare(evidence), *(table for table in details if table.rows)]
+    return [*tables.compare_by_task(evidence), *(table for table in details if table.rows)]
 
 
 def write_markdown(records: Iterable[ev.Record], path: str | Path, title: str | None = None) -> Path:

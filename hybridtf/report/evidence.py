@@ -139,6 +139,8 @@ class Evidence:
 def gather(records: Iterable[Record]) -> Evidence:
     """Sort records by recipe. What is of an unknown kind or a newer schema is left out and named in a note."""
     kept, notes = sifting.legible(records)
+    tried = [r for r in kept if r["kind"] == "sweep"]  # of each learning rate: no recipes of their own
+    kept = [r for r in kept if r["kind"] != "sweep"]
     latest = [sifting.named(record) for record in sifting.latest(kept)]
     if len(latest) < len(kept):
         n = len(kept) - len(latest)
@@ -148,8 +150,12 @@ def gather(records: Iterable[Record]) -> Evidence:
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in latest:
         groups.setdefault((readable(record["recipe"]), str(record.get("recipe_hash") or "")), []).append(record)
+    tasks = [list(dict.fromkeys(task_of(r) for r in group if r.get("task") is not None)) for group in groups.values()]
+    labels = sifting.labels_of(list(groups), tasks)
+    sweeps = [sifting.named(record) for record in sifting.latest(tried)]
     subjects = tuple(
-        Subject(label, tuple(group)) for label, group in zip(sifting.labels_of(list(groups)), groups.values(), strict=True)
+        Subject(label, (*group, *(r for r in sweeps if readable(r["recipe"]) == name and (not on or task_of(r) in on))))
+        for label, on, ((name, _), group) in zip(labels, tasks, groups.items(), strict=True)
     )
     return Evidence(subjects, (*notes, *sifting.machine_notes(latest)))
 
@@ -193,11 +199,13 @@ def failed_trainings(subject: Subject, measure: Measure) -> list[Record]:
     ]
 
 
-def quality_outcome(subject: Subject, measure: Measure | None) -> str | None:
+def quality_outcome(subject: Subject, measure: Measure | None) -> failures.Answer | None:
     """Why a recipe has no score, in a word; None where no seed failed."""
     if measure is None:
         return None
-    return failures.summary([failures.outcome(r) for r in (*scored(subject, measure), *failed_trainings(subject, measure))])
+    records = [*scored(subject, measure), *failed_trainings(subject, measure)]
+    said = failures.summary([failures.outcome(r) for r in records])
+    return None if said is None else failures.Answer.of(said, records)
 
 
 def quality(subject: Subject, measure: Measure | None) -> Measured | None:

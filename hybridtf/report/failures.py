@@ -10,9 +10,23 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from hybridtf.report.measured import Measured, Record, number
+from hybridtf.report.measured import REF, Measured, Record, number
 
 OUT_OF_MEMORY, TIMED_OUT, NOT_FINITE, NOT_RUN, CRASHED = "out of memory", "timed out", "not finite", "not run", "crashed"
+
+
+class Answer(str):
+    """The word that stands in a table where a number would, with the records that say so."""
+
+    sources: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, text: str, records: Sequence[Record]) -> Answer:
+        """``text``, said by ``records``."""
+        answer = cls(text)
+        answer.sources = tuple(str(record[REF]) for record in records if REF in record)
+        return answer
+
 
 # What harnesses and the errors that they catch say, in their order of precedence.
 _SAID = (
@@ -59,4 +73,5 @@ def summary(outcomes: Sequence[str | None]) -> str | None:
 
 def told(measured: Measured | None, records: Sequence[Record]) -> Measured | str | None:
     """A cell: the number of ``records``, one a seed; where one of them failed, the word for it instead."""
-    return summary([outcome(record) for record in records]) or measured
+    said = summary([outcome(record) for record in records])
+    return measured if said is None else Answer.of(said, records)

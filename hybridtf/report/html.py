@@ -89,7 +89,7 @@ def render_report(records: list[ev.Record], title: str) -> str:
         n_records=len(records),
         keys=[_key(key) for key in recipe_keys(evidence.labels)],
         sentences=sentences(evidence),
-        table=html_table(tables.compare(evidence), links),
+        comparisons=[html_table(table, links) for table in tables.compare_by_task(evidence)],
         details={name: html_table(table, links) for name, table in _details(evidence).items() if table.rows},
         differences=[html_table(table, links) for table in difference_tables(evidence)],
         charts=[_figure(chart, markup) for chart in charts],

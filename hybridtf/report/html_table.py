@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hybridtf.report.failures import Answer
 from hybridtf.report.measured import Measured
 from hybridtf.report.record_list import Links
 from hybridtf.report.table import Cell, Column, Table
@@ -27,7 +28,7 @@ def _cell(table: Table, row: dict[str, Cell], column: Column, links: Links) -> d
     text, _, between = table.text(row, column, "\n").partition("\n")
     if column.style == "text" and cell is not None:  # a recipe's name may hold a line end of its own
         text, between = str(cell), ""
-    number = isinstance(cell, Measured)
+    number, sources = isinstance(cell, Measured), _sources(row, cell)
     return {
         "text": text,
         "interval": between,
@@ -35,7 +36,7 @@ def _cell(table: Table, row: dict[str, Cell], column: Column, links: Links) -> d
         "numeric": column.style != "text",
         "label": table.head(column),
         "sort": repr(cell.value) if isinstance(cell, Measured) else None,
-        "href": links.to(cell.sources or _of_row(row)) if isinstance(cell, Measured) else None,
+        "href": links.to(sources) if column.style != "text" else None,
     }
 
 
@@ -51,6 +52,12 @@ def _decimals(cell: dict[str, Any]) -> int:
     return len(cell["text"].partition(".")[2]) if cell["sort"] is not None else 0
 
 
-def _of_row(row: dict[str, Cell]) -> tuple[str, ...]:
-    """All records of a row: where a number is a condition of them, or is computed from several of their fields."""
-    return tuple(dict.fromkeys(s for cell in row.values() if isinstance(cell, Measured) for s in cell.sources))
+def _sources(row: dict[str, Cell], cell: Cell) -> tuple[str, ...]:
+    """What a cell comes from: all records of its row where a number is a condition of them, or is computed from several of
+    their fields."""
+    if isinstance(cell, Answer):
+        return cell.sources
+    if not isinstance(cell, Measured):
+        return ()
+    others = (source for other in row.values() if isinstance(other, Measured | Answer) for source in other.sources)
+    return cell.sources or tuple(dict.fromkeys(others))

@@ -52,13 +52,12 @@ def _words(record: Record) -> str:
 
 
 def _text(record: Record) -> str:
-    shown = {name: _abridged(value) for name, value in record.items() if name != REF}
-    return sifting.readable(json.dumps(finite_json(shown), ensure_ascii=False, indent=1, default=str))
+    return sifting.readable(json.dumps(finite_json(_abridged(record)), ensure_ascii=False, indent=1, default=str))
 
 
 def _abridged(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(name): _abridged(item) for name, item in value.items()}
+        return {str(name): _abridged(item) for name, item in value.items() if name != REF}
     if not isinstance(value, list | tuple):
         return value
     if len(value) <= MOST_ITEMS:

@@ -21,11 +21,20 @@ _CONDITIONS = {
     "quality": ("metric",),
     "speed": ("phase", "batch_size", "length"),
     "memory": ("phase", "batch_size", "length"),
+    "extrapolation": ("protocol",),
+    "sweep": ("metric",),
 }
 
 
-def labels_of(groups: list[tuple[str, str]]) -> list[str]:
-    """The name alone where it is unique, else with as much of the hash as tells them apart."""
+def labels_of(groups: list[tuple[str, str]], tasks: list[list[str]]) -> list[str]:
+    """The name alone where it is unique; else with its task, where each group of the name has one of its own; else with as
+    much of the hash as tells them apart."""
+    by_task = [
+        f"{name} ({on[0]})" if _times(groups, name) > 1 and len(on) == 1 else name
+        for (name, _), on in zip(groups, tasks, strict=True)
+    ]
+    if len(set(by_task)) == len(by_task):
+        return by_task
     for shown in (0, 7, 64):
         labels = [
             name if shown == 0 or _times(groups, name) == 1 else f"{name} ({digest[:shown] or 'no hash'})"
@@ -108,4 +117,13 @@ def named(record: Record) -> Record:
     seed = re.sub(r"[^A-Za-z0-9]+", "-", str(record.get("seed")))[:20]
     text = json.dumps(record, sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:10]
-    return {**record, REF: "-".join([*filter(None, said), f"seed{seed}", digest])}
+    ref = "-".join([*filter(None, said), f"seed{seed}", digest])
+    parts = {
+        key: [{**item, REF: ref} if isinstance(item, Mapping) else item for item in value]
+        for key, value in record.items() if isinstance(value, list) and key in _PARTS
+    }
+    return {**record, **parts, REF: ref}
+
+
+_PARTS = ("by_length",)
+"""Lists of objects whose numbers are asked for one by one: they know their record too."""

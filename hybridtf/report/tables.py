@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from hybridtf.report import evidence as ev
 from hybridtf.report import failures, numbers
@@ -52,6 +53,26 @@ def compare(evidence: ev.Evidence) -> Table:
     notes = (*_conditions(evidence, measure, train, decode, peak), *evidence.notes)
     columns = _columns(measure, trivial, groups, others) + (_multiple_columns() if evidence.reads_texts() else ())
     return Table("Comparison", columns, tuple(rows), notes, failures.NOT_RUN)
+
+
+def compare_by_task(evidence: ev.Evidence) -> list[Table]:
+    """:func:`compare`, in a table for each task where recipes were trained on different ones: only those of one task compare.
+    What no record says a task of stands in the first."""
+    homes = [_home(subject) for subject in evidence.subjects]
+    tasks = list(dict.fromkeys(task for task in homes if task is not None))
+    if len(tasks) < 2:
+        return [compare(evidence)]
+    tables = []
+    for place, task in enumerate(tasks):
+        own = [s for s, home in zip(evidence.subjects, homes, strict=True) if home == task or (home is None and place == 0)]
+        part = ev.Evidence(tuple(own), evidence.notes if place == 0 else ())
+        tables.append(replace(compare(part), title=f"Comparison: {task}"))
+    return tables
+
+
+def _home(subject: ev.Subject) -> str | None:
+    """The task that a recipe was trained on: the first that its records name."""
+    return next((ev.task_of(r) for r in subject.records if r.get("task") is not None), None)
 
 
 def _score(subject: ev.Subject, measure: ev.Measure) -> Cell:

@@ -98,12 +98,15 @@ class Browser:
         elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
             self.faults.append(params["entry"]["text"])
 
-    def open(self, path: Path, width: int, height: int = 900, *, dark: bool = False) -> None:
+    def prefer(self, scheme: str) -> None:
+        """Have the page shown ``light`` or ``dark``."""
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def open(self, path: Path, width: int, height: int = 900) -> None:
         """Show a file in a window of this size, and wait until its charts are drawn."""
         self.faults.clear()
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.prefer("light")
         self.call("Page.navigate", url=path.as_uri())
         self.wait("document.readyState === 'complete' && !document.querySelector('figure[data-chart]:not([data-live])')")
 
@@ -119,10 +122,3 @@ class Browser:
         while not self.run(f"Boolean({condition})"):
             assert time.monotonic() < deadline, f"never true: {condition}; {self.faults}"
             time.sleep(0.05)
-
-    def shot(self, path: Path, *, whole: bool = True) -> None:
-        """A picture of the page."""
-        import base64
-
-        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
-        path.write_bytes(base64.b64decode(data))
