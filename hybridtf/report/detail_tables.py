@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from hybridtf.report import differences, failures, numbers
 from hybridtf.report import evidence as ev
-from hybridtf.report import failures, numbers
 from hybridtf.report.table import Cell, Column, Table, exact
 
 BRACKETS = (
@@ -35,7 +37,7 @@ def speed_table(evidence: ev.Evidence) -> Table:
                     "length": exact(condition[1]),
                     "tokens_per_s": failures.told(ev.speed(subject, phase, condition), found),
                     "matrix_share": ev.over_seeds([_share(r) for r in found]),
-                    "times_as_long": ev.over_seeds([ev.number(r, "ratio", "time") for r in found]),
+                    "times_as_long": _against_the_first(found),
                 }
             )
     return Table("Speed", columns, tuple(rows), (BRACKETS,) if any(row["tokens_per_s"] for row in rows) else ())
@@ -125,6 +127,14 @@ def extrapolation_table(evidence: ev.Evidence) -> Table:
         if note
     ]
     return Table("Longer than trained", columns, tuple(rows), tuple(notes))
+
+
+def _against_the_first(found: list[ev.Record]) -> Cell:
+    """How much longer it takes than the first recipe; ``~`` where the harness found no difference beyond its noise."""
+    ratios = [r["ratio"] for r in found if isinstance(r.get("ratio"), Mapping)]
+    if any(ratio.get("verdict") == differences.ALIKE for ratio in ratios):
+        return failures.Answer.of(differences.ALIKE, found)
+    return ev.over_seeds([ev.number(r, "ratio", "time") for r in found])
 
 
 def _share(record: ev.Record) -> float | None:

@@ -67,7 +67,7 @@ def tooltips(*fields: tuple[str, str, str | None]) -> list[Any]:
     ]
 
 
-def _log_ticks(values: Iterable[float]) -> list[float]:
+def log_ticks(values: Iterable[float]) -> list[float]:
     """Ticks around ``values``: powers of ten; where fewer than three fall among them, finer ones of two digits."""
     found = list(values)
     low, high = min(found) / 1.2, max(found) * 1.2
@@ -174,7 +174,7 @@ def log_amount(
 ) -> Any:
     """A quantity on a log scale, by default bytes of state, along ``channel`` (``alt.X`` or ``alt.Y``)."""
     alt = need("altair")
-    ticks = _log_ticks(row[field] for row in rows)
+    ticks = log_ticks(row[field] for row in rows)
     axis = alt.Axis(values=ticks, labelExpr=si(unit), grid=True, labelOverlap="greedy", labelSeparation=8)
     scale = alt.Scale(type="log", nice=False, padding=padding)
     return channel(field=field, type="quantitative", title=title, scale=scale, axis=axis)

@@ -42,8 +42,8 @@ def _quality(
 ) -> str:
     own = scores.get(subject.label)
     if own is None or measure is None:
-        several = measure is not None and ev.scored(subject, measure) and ev.quality_outcome(subject, measure)
-        return "has no mean score, since not every seed has one" if several else "was not scored on held-out data"
+        why = ev.quality_outcome(subject, measure)
+        return f"has no held-out score ({why})" if why else "was not scored on held-out data"
     score = numbers.digits(own.value, own.half)
     most = "highest" if measure.higher_is_better else "lowest"
     first = len(scores) > 1 and subject.label == measure.best(scores)

@@ -6,18 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from hybridtf.report import write_report
 from tests.report import sample
 from tests.report.browser import Browser, find_browser
 
 PROGRAM = find_browser()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium or Chrome on the search path to open the page with")
 WIDE, NARROW = 1280, 390
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(sample.wide_records(), tmp_path_factory.mktemp("page") / "report.html", "Opened by a test")
 
 
 def opened(page: Path, width: int, folder: Path) -> Iterator[Browser]:
@@ -31,15 +25,15 @@ def opened(page: Path, width: int, folder: Path) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def wide(page: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def wide(wide_page: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """The page at a desk; what a test changes it changes back."""
-    yield from opened(page, WIDE, tmp_path_factory.mktemp("profile"))
+    yield from opened(wide_page, WIDE, tmp_path_factory.mktemp("profile"))
 
 
 @pytest.fixture(scope="module")
-def phone(page: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def phone(wide_page: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """The page on a phone."""
-    yield from opened(page, NARROW, tmp_path_factory.mktemp("profile"))
+    yield from opened(wide_page, NARROW, tmp_path_factory.mktemp("profile"))
 
 
 @pytest.fixture(params=["wide", "phone"])

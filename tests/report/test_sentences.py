@@ -80,5 +80,5 @@ def test_a_seed_that_failed_leaves_no_mean() -> None:
     records = [sample.quality("mamba2"), sample.train("mamba2"), sample.failed("mamba2", "NonFiniteError: nan", 1)]
     text = said(records)["mamba2"]
     assert "seed 1 ended early" in text
-    assert "has no mean score, since not every seed has one" in text
+    assert "has no held-out score (not finite in 1 of 2 seeds)" in text
     assert "2.2" not in text
