@@ -23,6 +23,7 @@ def speed_table(evidence: ev.Evidence) -> Table:
         Column("tokens_per_s", "speed", "rate", True),
         Column("matrix_share", "share of the matrix rate (%)", "score"),
         Column("times_as_long", "time against the first", "score"),
+        Column("verdict", "verdict"),
     )
     rows: list[dict[str, Cell]] = []
     for subject in evidence.subjects:
@@ -37,7 +38,8 @@ def speed_table(evidence: ev.Evidence) -> Table:
                     "length": exact(condition[1]),
                     "tokens_per_s": failures.told(ev.speed(subject, phase, condition), found),
                     "matrix_share": ev.over_seeds([_share(r) for r in found]),
-                    "times_as_long": _against_the_first(found),
+                    "times_as_long": ev.over_seeds([ev.number(r, "ratio", "time") for r in found]),
+                    "verdict": _verdict(found),
                 }
             )
     return Table("Speed", columns, tuple(rows), (BRACKETS,) if any(row["tokens_per_s"] for row in rows) else ())
@@ -129,12 +131,10 @@ def extrapolation_table(evidence: ev.Evidence) -> Table:
     return Table("Longer than trained", columns, tuple(rows), tuple(notes))
 
 
-def _against_the_first(found: list[ev.Record]) -> Cell:
-    """How much longer it takes than the first recipe; ``~`` where the harness found no difference beyond its noise."""
-    ratios = [r["ratio"] for r in found if isinstance(r.get("ratio"), Mapping)]
-    if any(ratio.get("verdict") == differences.ALIKE for ratio in ratios):
-        return failures.Answer.of(differences.ALIKE, found)
-    return ev.over_seeds([ev.number(r, "ratio", "time") for r in found])
+def _verdict(found: list[ev.Record]) -> str | None:
+    """Of the ratio to the first, where all seeds have the same; ``~`` where they differ, or one is within the noise."""
+    said = {r["ratio"].get("verdict") for r in found if isinstance(r.get("ratio"), Mapping)}
+    return None if said <= {None} else said.pop() if len(said) == 1 else differences.ALIKE
 
 
 def _share(record: ev.Record) -> float | None:

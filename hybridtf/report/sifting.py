@@ -20,6 +20,7 @@ _ALWAYS = ("kind", "recipe", "recipe_hash", "seed", "task", "lr")
 _CONDITIONS = {
     "quality": ("metric",),
     "speed": ("phase", "batch_size", "length"),
+    "kernel": ("op", "kernel", "phase", "batch_size", "length"),
     "memory": ("phase", "batch_size", "length"),
     "extrapolation": ("protocol",),
     "sweep": ("metric",),
