@@ -213,22 +213,32 @@ def report(
     charts: Annotated[
         Path | None, typer.Option("--charts", metavar="DIR", help="Write every chart as SVG and PNG into this folder.")
     ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Write all tables as Markdown into this file.")
+    ] = None,
+    latex: Annotated[
+        Path | None, typer.Option("--latex", metavar="FILE", help="Write all tables as LaTeX (booktabs) into this file.")
+    ] = None,
     title: Annotated[str | None, typer.Option("--title", help="The title of the page.")] = None,
     skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Leave out lines that are no whole records.")] = False,
     json: Json = False,
 ) -> None:
-    """Turn records into a table, one HTML file, and charts."""
+    """Turn records into tables, one HTML file, and charts."""
     from hybridtf.bench.records import read_records
     from hybridtf.core import DataError
-    from hybridtf.report import save_charts, write_report
+    from hybridtf.report import save_charts, write_latex, write_markdown, write_report
 
     registries()
     records = read_records([path / RECORDS if path.is_dir() else path for path in sources], skip_corrupt=skip_corrupt)
     if not records:
         raise DataError(f"{', '.join(map(str, sources))}: no records")
-    if json or (output is None and charts is None):
+    if json or (output, charts, markdown, latex) == (None, None, None, None):
         _print(records, json)
     if output is not None:
         say(f"report: {write_report(records, output, title)}")
+    if markdown is not None:
+        say(f"tables: {write_markdown(records, markdown, title)}")
+    if latex is not None:
+        say(f"tables: {write_latex(records, latex)}")
     if charts is not None:
         say(f"charts: {counted(len(save_charts(records, charts)), 'file')} in {charts}")

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from hybridtf.bench.claims import ClaimError, long_context_claim, model_of
 from hybridtf.report import evidence as ev
-from hybridtf.report import numbers
-from hybridtf.report.fits_table import outcome_words, tried
+from hybridtf.report import failures, numbers
+from hybridtf.report.fits_table import tried
+from hybridtf.report.measured import REF
 from hybridtf.report.table import Cell, Column, Table, exact
 
 BRACKETS = (
@@ -45,7 +46,7 @@ def speed_table(evidence: ev.Evidence) -> Table:
                     "phase": phase,
                     "batch_size": exact(condition[0]),
                     "length": exact(condition[1]),
-                    "tokens_per_s": ev.speed(subject, phase, condition),
+                    "tokens_per_s": failures.told(ev.speed(subject, phase, condition), found),
                     "matrix_share": ev.over_seeds([_share(r) for r in found]),
                     "cold_tokens_per_s": ev.over_seeds([_cold(r) for r in found]),
                     "times_as_long": ev.over_seeds(
@@ -126,7 +127,8 @@ def memory_table(evidence: ev.Evidence) -> Table:
                 "state_used": ev.over_seeds([ev.number(r, "state_used") for r in found]),
                 "rest": ev.over_seeds([_rest(r) for r in found]),
             }
-            rows.append(row | {part: _bytes_or_word(found, part) for part in parts})
+            counted = {part: ev.over_seeds([ev.number(r, part) for r in found]) for part in parts}
+            rows.append(row | {part: failures.told(size, found) for part, size in counted.items()})
     return Table("Memory", columns, tuple(rows))
 
 
@@ -154,7 +156,7 @@ def quality_table(evidence: ev.Evidence) -> Table:
                     "task": measure.task,
                     "n_seeds": exact(score.n_seeds if score else None),
                     "metric": f"{measure.words} ({measure.better})",
-                    "score": score,
+                    "score": ev.quality_outcome(subject, measure) or score,
                     "baseline": None if trivial is None else trivial.replace("_", " "),
                     "baseline_score": ev.baseline(subject, measure, trivial),
                     "n_documents": ev.over_seeds([ev.number(r, "n_documents") for r in found]),
@@ -232,7 +234,7 @@ def _lengths(subject: ev.Subject) -> dict[tuple[str, str, int, int], list[ev.Rec
             length = ev.number(entry, "length")
             if trained and length:
                 key = (str(record.get("task")), str(record.get("protocol", "documents")), int(trained), int(length))
-                out.setdefault(key, []).append(entry)
+                out.setdefault(key, []).append({**entry, REF: record.get(REF)})
     return out
 
 
@@ -319,15 +321,6 @@ def _share(record: ev.Record) -> float | None:
     """Per cent of the machine's own matrix rate."""
     rate, limit = ev.number(record, "flops_per_s"), ev.number(record, "floor", "matrix_flops_per_s")
     return None if rate is None or not limit else 100 * rate / limit
-
-
-def _bytes_or_word(records: list[ev.Record], part: str) -> Cell:
-    """The bytes of ``part``; where one seed has none because of how it ended, that word and no mean of the others."""
-    ended = [str(r["result"]) for r in records if r.get("result") not in (None, "ok")]
-    if not ended:
-        return ev.over_seeds([ev.number(r, part) for r in records])
-    words = ", ".join(dict.fromkeys(map(outcome_words, ended)))
-    return words if len(ended) == len(records) else f"{words} in {len(ended)} of {len(records)} seeds"
 
 
 def _rest(record: ev.Record) -> float | None:

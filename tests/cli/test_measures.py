@@ -312,6 +312,10 @@ def test_report_of_records(compared: tuple[list[object], Path], tmp_path: Path) 
     assert result.stdout == ""
     assert "<title>Of two</title>" in (tmp_path / "r.html").read_text()
     assert list((tmp_path / "charts").glob("*.svg"))
+    result = ok("report", folder / "out", "--markdown", tmp_path / "t.md", "--latex", tmp_path / "t.tex", "--title", "Of two")
+    assert result.stdout == ""
+    assert (tmp_path / "t.md").read_text().startswith("# Of two\n\n## Comparison\n")
+    assert r"\label{tab:comparison}" in (tmp_path / "t.tex").read_text()
     assert ok("report", folder / "out" / "records.jsonl").stdout == (folder / "stdout").read_text()
     assert [row["recipe"] for row in as_json("report", folder / "out")["table"]] == ["tiny", "attention"]
 

@@ -53,7 +53,7 @@ OPTIONS = {
     "new-plugin": "NAME --path",
     "plan": "RECIPE --batch-size --device --dtype --json --length --set",
     "plugins": "--json",
-    "report": "SOURCES... --charts --json --output --skip-corrupt --title -o",
+    "report": "SOURCES... --charts --json --latex --markdown --output --skip-corrupt --title -o",
     "schema": "--output -o",
     "show": "RECIPE --json --length --set",
     "stats": "RUN --json --step",

@@ -69,15 +69,15 @@ def test_terminal_table_fits(width: int) -> None:
         assert word in text, word
 
 
-def test_missing_is_not_measured_and_never_zero() -> None:
+def test_missing_is_not_run_and_never_zero() -> None:
     records = [r for r in sample.records() if not (r["recipe"] == "mamba2" and r["kind"] in ("speed", "model"))]
     table = compare_table(records)
     row = table.to_rows()[1]
     assert row["train_tokens_per_s"] is None
     assert row["state_bytes_1024"] is None
     assert row["train_tokens_per_s_seeds"] == 0
-    assert table.to_markdown().split("\n")[3].count("not measured") == 4
-    assert "measured" in printed(records, 120)
+    assert table.to_markdown().split("\n")[3].count("not run") == 4
+    assert "not\n" in printed(records, 120).replace(" ", "\n")
 
 
 def test_seeds_of_records_without_a_score() -> None:
@@ -85,9 +85,9 @@ def test_seeds_of_records_without_a_score() -> None:
     assert compare_table(records).to_rows()[0]["n_seeds"] == 2
 
 
-def test_columns_that_nobody_measured_are_named_below() -> None:
+def test_columns_that_nobody_ran_are_named_below() -> None:
     text = printed([sample.quality("mamba2")], 100)
-    assert "Not measured:" in text
+    assert "Not run:" in text
     assert "decode" in text
     assert "2.243" in text
 
