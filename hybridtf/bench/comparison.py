@@ -240,10 +240,13 @@ class _Comparison:
 def train_fields(folder: Path) -> dict[str, Any]:
     """What the log of a run says: ``curve`` of [step, tokens, nats a token], and the totals (zero of a run that failed
     before it logged anything)."""
-    lines = [line for line in read_log(RunFolder(folder).log) if line.get("event") == "train"]
+    log = list(read_log(RunFolder(folder).log))
+    lines = [line for line in log if line.get("event") == "train"]
     last = lines[-1] if lines else {"step": 0, "tokens": 0, "seconds": 0.0}
+    stopped = any(line.get("event") == "check" and line["step"] == last["step"] and line["reached"] for line in log)
     return {
         "curve": [[line["step"], line["tokens"], line["loss"]] for line in lines], "steps": last["step"],
         "tokens": last["tokens"], "seconds": last["seconds"],
         "tokens_per_s": last["tokens"] / last["seconds"] if lines else None,
+        "stopped_at_step": last["step"] if stopped else None,
     }

@@ -85,11 +85,12 @@ class StudyResult:
 
 def run_study(
     study: Study, folder: str | Path, *, seeds: int | None = None, smoke: bool = False, workers: int = 1,
-    say: Callable[[str], None] | None = None,
+    say: Callable[[str], None] | None = None, report: bool = True,
 ) -> StudyResult:
     """Train and measure a study's recipes into ``folder`` and say what the records show.
 
-    ``seeds``: how many instead of the study's (one in a smoke run). ``workers``: processes that train at once. Raises what
+    ``seeds``: how many instead of the study's (one in a smoke run). ``workers``: processes that train at once.
+    ``report``: write ``report.html`` too, where its extra is installed. Raises what
     :func:`~hybridtf.bench.compare` raises; a recipe whose training failed leaves its claims not measured.
     """
     folder = Path(folder)
@@ -100,7 +101,7 @@ def run_study(
     )
     finding = study.finding(records)
     finding = finding.unmeasured() if smoke else finding
-    result = StudyResult(study, folder, records, finding, smoke, _report(study, records, folder))
+    result = StudyResult(study, folder, records, finding, smoke, _report(study, records, folder) if report else None)
     failed = [r for r in result.last_trained() if r.get("failed")]
     notes = [f"training of {r['recipe']}, seed {r['seed']}, failed: {r['failed']}" for r in failed]
     result = replace(result, finding=replace(finding, notes=(*finding.notes, *notes)))

@@ -95,7 +95,7 @@ def check_context(task: Task, context: EvalContext) -> None:
 def evaluate(
     model: LanguageModel, task: Task, *, seq_len: int = 256, batch_size: int = 8, max_tokens: int | None = None,
     context: EvalContext = "window", stride: int | None = None, precision: Precision = "fp32",
-    on_batch: Callable[[int], None] | None = None,
+    on_batch: Callable[[int], None] | None = None, first_group: bool = False,
 ) -> EvalResult:
     """Score the held-out side of ``task``, dropout off, without gradients.
 
@@ -104,8 +104,9 @@ def evaluate(
     call, so that memory grows only where a mixer's state does. ``max_tokens``: every document gives its first n tokens,
     n the same for all, so that there are at most that many; bytes of a cut document count in proportion. A task of rows
     gives its first batches, or, where it tells groups apart, the same share of each group; its rows are read whole, and
-    those of more than ``seq_len`` and 2,048 tokens in pieces with the state carried, where the model can be cut. ``on_batch``
-    is told how many tokens are scored so far. Raises :class:`NonFiniteError` for a loss that is not finite, and
+    those of more than ``seq_len`` and 2,048 tokens in pieces with the state carried, where the model can be cut.
+    ``first_group``: of a task of rows only those before the second group. ``on_batch`` is told how many tokens are scored
+    so far. Raises :class:`NonFiniteError` for a loss that is not finite, and
     :class:`ConfigError` for wrong sizes and for a state that is to be carried by a model that cannot be cut in time.
     """
     if max_tokens is not None and max_tokens < 1:
@@ -120,7 +121,7 @@ def evaluate(
     check_context(task, context)
     with evaluating(model), torch.no_grad():
         if not isinstance(task, HasDocuments):
-            return _score_rows(scorer, task, batch_size, seq_len, max_tokens)
+            return _score_rows(scorer, task, batch_size, seq_len, max_tokens, first_group)
         documents = list(task.eval_documents())
         cut = _cut([len(document.targets) for document in documents], max_tokens)
         scorer.sums.open(len(documents))
@@ -232,14 +233,20 @@ class _Scorer:
         return new_state
 
 
-def _score_rows(scorer: _Scorer, task: Task, batch_size: int, seq_len: int, max_tokens: int | None) -> EvalResult:
+def _score_rows(
+    scorer: _Scorer, task: Task, batch_size: int, seq_len: int, max_tokens: int | None, first_group: bool
+) -> EvalResult:
     scores: list[DocumentScore] = []
     n_bytes, complete = 0, True
     fits = _Share(task, max_tokens)
     for number, batch in enumerate(task.eval_batches(batch_size, seq_len)):
-        if not fits(batch):
+        if first_group and scores and batch.group != scores[0].group:
             complete = False
-            if not batch.group:
+            break
+        # The cap of a group alone is not shared with others.
+        if not fits(replace(batch, group="") if first_group else batch):
+            complete = False
+            if first_group or not batch.group:
                 break
             continue
         _score_batch(scorer, batch, max(seq_len, LONG_ROW))

@@ -36,7 +36,7 @@ def test_a_study_is_whole(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_smoke_run_leaves_all_that_a_run_leaves(name: str, tmp_path: Path) -> None:
     study = studies()[name]
-    result = run_study(study, tmp_path / name, smoke=True)
+    result = run_study(study, tmp_path / name, smoke=True, report=False)
     found = json.loads((tmp_path / name / "finding.json").read_text())
     assert found["smoke"] is True
     assert found["study"]["name"] == name
@@ -46,7 +46,7 @@ def test_a_smoke_run_leaves_all_that_a_run_leaves(name: str, tmp_path: Path) -> 
     assert "say nothing" in (tmp_path / name / "finding.md").read_text()
     assert {(r["recipe"], r["seed"]) for r in result.records if r["kind"] == "quality"} == {(r, 0) for r in study.recipes}
     before = (tmp_path / name / "records.jsonl").read_text()
-    run_study(study, tmp_path / name, smoke=True)
+    run_study(study, tmp_path / name, smoke=True, report=False)
     assert (tmp_path / name / "records.jsonl").read_text() == before
 
 
@@ -72,3 +72,16 @@ def test_induction_is_shown_and_not_shown() -> None:
     assert verdicts(
         mamba2=(0.5, 0.5, 0.5, 0.5, 0.1), hybrid=(0.5, 0.5, 0.5, 0.5, 0.1), rope_attention=(0.5, 0.5, 0.1, 0.1, 0.1)
     ) == ["not shown"] * 3 + ["not measured"] * 4
+
+
+def test_the_command_runs_a_study_and_writes_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("altair")
+    from typer.testing import CliRunner
+
+    from hybridtf.cli.app import app
+
+    done = CliRunner().invoke(app, ["study", "induction", "--smoke", "--json", "-o", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found == json.loads((tmp_path / "induction" / "finding.json").read_text())
+    assert (tmp_path / "induction" / "report.html").stat().st_size > 10_000
