@@ -74,6 +74,47 @@ def test_induction_is_shown_and_not_shown() -> None:
     ) == ["not shown"] * 3 + ["not measured"] * 4
 
 
+def recall_records(values: dict[str, tuple[float, float]], sizes: dict[str, int]) -> list[dict[str, object]]:
+    groups = ("64 tokens, 8 pairs", "256 tokens, 32 pairs")
+    return [
+        *(r for name, v in values.items() for r in cases.over_seeds(name, dict(zip(groups, v, strict=True)))),
+        *(cases.model(name, size) for name, size in sizes.items()),
+    ]
+
+
+def test_recall_is_shown_and_not_shown() -> None:
+    study = find_study("recall")
+    fixed = ("mamba2_n16", "mamba2_n64", "gla", "delta_net", "gated_delta_net", "rwkv6", "rwkv7", "mlstm", "retnet", "based")
+    sizes = {name: 1000 * (i + 1) for i, name in enumerate(fixed)}
+    rising = {name: (0.1 + 0.05 * i, 0.0) for i, name in enumerate(fixed)}
+    solved = {"attention": (0.99, 0.3), "hybrid": (0.99, 0.96), "window": (0.1, 0.05)}
+    shown = study.finding(recall_records(solved | rising, sizes)).claims
+    assert [claim.verdict for claim in shown] == ["shown"] * 8
+    assert shown[-1].mean == pytest.approx(1.0)
+    falling = {name: (0.9 - 0.05 * i, 0.0) for i, name in enumerate(fixed)}
+    unlike = {"attention": (0.99, 0.9), "hybrid": (0.99, 0.5), "window": (0.9, 0.05)}
+    not_shown = study.finding(recall_records(unlike | falling, sizes)).claims
+    assert [claim.verdict for claim in not_shown] == ["shown"] * 2 + ["not shown"] * 6
+    assert not_shown[-1].mean == pytest.approx(-1.0)
+    few = dict(list(sizes.items())[:7])  # a correlation over seven mixers is none
+    assert study.finding(recall_records(solved | rising, few)).claims[-1].verdict == "not measured"
+
+
+def test_state_tracking_is_shown_and_not_shown() -> None:
+    study = find_study("state_tracking")
+
+    def verdicts(good: float, bad: float) -> list[str]:
+        solving = ("parity_delta_negative", "parity_lstm", "parity_gru", "parity_scalar_negative", "s3_two_steps")
+        records = [
+            r for name in study.recipes
+            for r in cases.over_seeds(name, dict.fromkeys(("24 tokens", "256 tokens"), good if name in solving else bad))
+        ]
+        return [claim.verdict for claim in study.finding(records).claims]
+
+    assert verdicts(0.99, 0.5) == ["shown"] * 11
+    assert verdicts(0.9, 0.8) == ["not shown"] * 11
+
+
 def test_the_command_runs_a_study_and_writes_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("altair")
     from typer.testing import CliRunner
