@@ -26,6 +26,7 @@ from hybridtf.cost.phases import Phase
 from hybridtf.recipe import Recipe
 from hybridtf.tasks import Task
 from hybridtf.train import RunFolder, TrainConfig, load_model, read_log, train, train_config
+from hybridtf.train.early_stop import stopped_at_step
 from hybridtf.train.precision import DTYPES
 from hybridtf.train.progress import Style
 
@@ -240,13 +241,12 @@ class _Comparison:
 def train_fields(folder: Path) -> dict[str, Any]:
     """What the log of a run says: ``curve`` of [step, tokens, nats a token], and the totals (zero of a run that failed
     before it logged anything)."""
-    log = list(read_log(RunFolder(folder).log))
-    lines = [line for line in log if line.get("event") == "train"]
+    log = RunFolder(folder).log
+    lines = [line for line in read_log(log) if line.get("event") == "train"]
     last = lines[-1] if lines else {"step": 0, "tokens": 0, "seconds": 0.0}
-    stopped = any(line.get("event") == "check" and line["step"] == last["step"] and line["reached"] for line in log)
     return {
         "curve": [[line["step"], line["tokens"], line["loss"]] for line in lines], "steps": last["step"],
         "tokens": last["tokens"], "seconds": last["seconds"],
         "tokens_per_s": last["tokens"] / last["seconds"] if lines else None,
-        "stopped_at_step": last["step"] if stopped else None,
+        "stopped_at_step": stopped_at_step(read_log(log)),
     }

@@ -8,6 +8,7 @@ anywhere ends at the same step.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -65,3 +66,14 @@ class EarlyStop:
             )
         metric = self.task.metric
         return Check(result.by_document[0].group, metric, result.metrics[metric])
+
+
+def stopped_at_step(log: Iterable[Mapping[str, Any]]) -> int | None:
+    """The step at which a check ended the run whose log has these lines; None where none did, or the run went on from there."""
+    checked, trained = 0, 0
+    for line in log:
+        if line.get("event") == "check" and line["reached"]:
+            checked = line["step"]
+        if line.get("event") == "train":
+            trained = line["step"]
+    return checked if 0 < checked == trained else None

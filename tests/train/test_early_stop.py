@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hybridtf.bench.comparison import train_fields
 from hybridtf.recipe import Recipe, parse_recipe
 from hybridtf.tasks import Totals
-from hybridtf.train import Interrupted, RunFolder, TrainConfig, evaluate, load_run
+from hybridtf.train import Interrupted, RunFolder, TrainConfig, evaluate, load_run, read_log
+from hybridtf.train.early_stop import stopped_at_step
 from tests.train import runs
 from tests.train.test_resume import assert_same_run, ctrl_c_at, lines
 
@@ -61,9 +61,8 @@ def test_a_run_ends_at_the_first_check_that_is_as_good(tmp_path: Path, folder: P
     assert [line["step"] for line in log if line["event"] == "train"][-1] == step
     assert [line["step"] for line in log if line["event"] == "eval"] == [step]  # the one at the end, made once
     assert [line["reached"] for line in log if line["event"] == "check"] == [False] * (step // EVERY - 1) + [True]
-    fields = train_fields(tmp_path / "stopped")
-    assert (fields["steps"], fields["stopped_at_step"]) == (step, step)
-    assert train_fields(folder / "never")["stopped_at_step"] is None
+    assert stopped_at_step(read_log(tmp_path / "stopped" / "log.jsonl")) == step
+    assert stopped_at_step(read_log(folder / "never" / "log.jsonl")) is None
 
 
 def test_the_check_is_of_the_first_group_alone(folder: Path, never: tuple[float, int]) -> None:
@@ -113,7 +112,7 @@ def test_a_stopped_run_goes_on_where_more_is_asked_for(tmp_path: Path, folder: P
     result = runs.run(drawn(tmp_path, stop_at=2.0), tmp_path / "out", resume=True)
     assert (result.steps, result.stopped_at_step) == (STEPS, None)
     runs.assert_equal_weights(*(load_run(out, device="cpu").model for out in (tmp_path / "out", folder / "never")))
-    assert train_fields(tmp_path / "out")["stopped_at_step"] is None
+    assert stopped_at_step(read_log(tmp_path / "out" / "log.jsonl")) is None
 
 
 def test_where_lower_is_better_a_lower_score_ends_it(tmp_path: Path) -> None:
