@@ -15,7 +15,7 @@ from hybridtf.studies.claims import Finding, Measures, Series, claim, combine, d
 TRAINED, FAR = "64 tokens, 8 pairs", "256 tokens, 32 pairs"
 LENGTH = 1024
 """Tokens after which states are compared: those of a fixed size have reached it long before."""
-FIXED = ("mamba2_n16", "mamba2_n64", "gla", "delta_net", "gated_delta_net", "rwkv6", "rwkv7", "mlstm", "retnet", "based")
+FIXED = ("mamba2_n16", "mamba2_n64", "gla", "delta_net", "gated_delta_net", "rwkv7", "mlstm", "retnet", "based")
 """Recipes whose state does not grow; a window stops to grow too, but holds the last tokens alone."""
 FEWEST = 8
 """A correlation over fewer mixers is not claimed."""
