@@ -23,6 +23,7 @@ from hybridtf.core import ConfigError, HybridTFError
 from hybridtf.core.config import tuples
 from hybridtf.cost.trace import Tracer, reach_of
 from hybridtf.train import RunFolder, TrainConfig, load_model, read_log, train
+from hybridtf.train.early_stop import stopped_at_step
 
 RUNS = "runs"
 _PATIENCE = 60.0
@@ -156,10 +157,11 @@ def train_fields(folder: Path) -> dict[str, Any]:
     """What the log of a run says: ``curve`` of [step, tokens, nats a token], and the totals (zero of a run that failed
     before it logged anything)."""
     log = RunFolder(folder).log
-    lines = [line for line in read_log(log) if line.get("event") == "train"] if log.is_file() else []
+    logged = read_log(log) if log.is_file() else []
+    lines = [line for line in logged if line.get("event") == "train"]
     last = lines[-1] if lines else {"step": 0, "tokens": 0, "seconds": 0.0}
     return {
         "curve": [[line["step"], line["tokens"], line["loss"]] for line in lines], "steps": last["step"],
         "tokens": last["tokens"], "seconds": last["seconds"],
-        "tokens_per_s": last["tokens"] / last["seconds"] if lines else None,
+        "tokens_per_s": last["tokens"] / last["seconds"] if lines else None, "stopped_at_step": stopped_at_step(logged),
     }

@@ -21,7 +21,7 @@ from hybridtf.cost import state_size
 from hybridtf.cost.calls import IGNORED, call, device_of, has_state
 from hybridtf.cost.foreign import has_known_state
 from hybridtf.models.generation.model import refusal
-from hybridtf.train.evaluate import cut_segments, only_documents
+from hybridtf.train.eval_rows import cut_segments, only_documents
 
 Result: TypeAlias = Literal["ok", "out_of_memory", "timed_out", "non_finite", "not_run"]
 RESULTS: tuple[Result, ...] = ("ok", "out_of_memory", "timed_out", "non_finite", "not_run")

@@ -22,7 +22,7 @@ from hybridtf.cost.foreign import adapted
 from hybridtf.models import LanguageModel, LanguageModelOutput
 from hybridtf.models.generation.model import evaluating
 from hybridtf.tasks import EvalDocument
-from hybridtf.train.evaluate import windows_of
+from hybridtf.train.eval_rows import windows_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

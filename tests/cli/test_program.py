@@ -57,6 +57,7 @@ OPTIONS = {
     "schema": "--output -o",
     "show": "RECIPE --json --length --set",
     "stats": "RUN --json --step",
+    "study": "NAME --json --output --seeds --smoke --workers -o",
     "train": "RECIPE --device --from --output --resume --seed --set -o",
 }
 """Every command with its arguments and options: what scripts of users rely on."""
