@@ -138,9 +138,9 @@ class TrainConfig(ConfigTable):
     eval_context: EvalContext = "window"
     """What a held-out token is predicted from: a window of ``seq_len`` tokens, or its document from the start."""
     stop_at: float | None = None
-    """End the run at the first check whose score on the first group of the task's third side (``task.validation``) is as good as
-    this, in its measure; a check comes every ``stop_every`` steps. Steps are then the most that are made, and schedules follow
-    them."""
+    """End the run at the first check whose score on the first group of the task's third side (``task.validation``) is as good
+    as this, in its measure; a check comes every ``stop_every`` steps. Steps are then the most that are made, and schedules
+    follow them."""
     stop_every: int = Field(default=50, gt=0)
     save_every: int = Field(default=500, gt=0)
     """Steps between checkpoints; one is always saved at the end, on Ctrl-C and on SIGTERM."""
