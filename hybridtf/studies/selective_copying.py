@@ -1,4 +1,4 @@
-"""Selective copying: what to keep depends on the content, which a time-invariant recurrence cannot see (Gu and Dao, *Mamba*)."""
+"""Selective copying: what to keep depends on the content, which a time-invariant recurrence cannot see (Gu and Dao)."""
 
 from __future__ import annotations
 
