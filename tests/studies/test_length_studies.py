@@ -34,14 +34,14 @@ def test_passkey_is_shown_and_not_shown() -> None:
     one_depth_lost = [1.0, 1.0, 0.5, 1.0, 1.0]
     unlike = study.finding(passkey({
         "window_nope": (1.0, one_depth_lost, one_depth_lost), "mamba2_nope": (1.0, one_depth_lost, 0.5),
-        "rope_attention": (0.97, 0.9, 0.9), "mamba2_window": (0.4, [0.1, 0.1, 0.1, 0.9, 0.5], 0.1),
+        "rope_attention": (0.97, 0.9, 0.9), "mamba2_window": (0.9, [0.1, 0.1, 0.1, 0.9, 0.96], 0.1),
     })).claims
-    assert [claim.verdict for claim in unlike] == ["shown"] * 3 + ["not shown"] * 7
+    assert [claim.verdict for claim in unlike] == ["shown"] * 3 + ["not shown"] * 5 + ["shown", "not shown"]
     never = study.finding(passkey({
         "window_nope": (0.1, 0.1, 0.1), "mamba2_nope": (0.1, 0.1, 0.1), "rope_attention": (0.1, 0.1, 0.1),
         "mamba2_window": (0.1, 0.1, 0.1),
     })).claims
-    assert [claim.verdict for claim in never] == ["not shown"] * 3 + ["not measured"] * 5 + ["not shown", "shown"]
+    assert [claim.verdict for claim in never] == ["not shown"] * 3 + ["not measured"] * 5 + ["not shown", "not measured"]
 
 
 def test_selective_copying_is_shown_and_not_shown() -> None:
