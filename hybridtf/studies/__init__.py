@@ -8,7 +8,7 @@ from hybridtf.core import UnknownNameError, known_names
 from hybridtf.studies.base import QUALITY, Study, StudyResult, run_study
 from hybridtf.studies.claims import Claim, Finding, Measures, claim, combine, difference, highest, lowest
 
-MODULES = ("induction", "recall", "state_tracking")
+MODULES = ("induction", "recall", "state_tracking", "text_positions", "attention_share", "beyond_training")
 """The files of this room that hold a ``STUDY``, in the order in which they are listed."""
 
 
