@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from hybridtf.bench import CompareOptions, Record, Records, Subject, append_record, measure_extrapolation, read_records, select
 from hybridtf.bench.comparison import RECORDS
@@ -40,7 +41,8 @@ def measure_untuned(
             if not before:
                 if say is not None:
                     say(f"{name}, seed {done['seed']}: the weights of {source} beyond the trained length")
-                before = [_measure(subject, recipe, _task(recipe, name, tasks), _run(folder, done), options, source)]
+                model = _with_weights(subject, _run(folder, done), source)
+                before = [_measure(subject, model, recipe, _task(recipe, name, tasks), options, source)]
                 append_record(path, before[0])
             found.append(before[-1])
     return found
@@ -76,9 +78,8 @@ def _run(folder: Path, trained: Record) -> Path:
     return found[0]
 
 
-def _measure(
-    subject: Subject, recipe: Recipe, task: Task, run: Path, options: CompareOptions, source: str
-) -> Record:
+def _with_weights(subject: Subject, run: Path, source: str) -> nn.Module:
+    """The subject's model with the trained weights of another, which must have all of them and no more."""
     model = subject.build()
     weights = load_model(run).state_dict()
     own = {name: tensor.shape for name, tensor in model.state_dict().items()}
@@ -87,9 +88,15 @@ def _measure(
         unlike = sorted(name for name in own | other if own.get(name) != other.get(name))
         raise ConfigError(f"{subject.name} cannot take the weights of {source}: {unlike[0]} is not the same in both")
     model.load_state_dict(weights)
+    return model.eval()
+
+
+def _measure(
+    subject: Subject, model: nn.Module, recipe: Recipe, task: Task, options: CompareOptions, source: str
+) -> Record:
     config = train_config(recipe)
     record = measure_extrapolation(
-        subject, model.eval(), task, trained_length=config.seq_len, multiples=options.multiples,
+        subject, model, task, trained_length=config.seq_len, multiples=options.multiples,
         batch_size=config.batch_size, max_documents=options.max_documents,
     )
     return {**record, "weights_of": source}
