@@ -48,7 +48,7 @@ STUDY = Study(
           "Duality, https://arxiv.org/abs/2405.21060",
     recipes=(*(f"text_{share:03d}" for share in SHARES), *(f"recall_{share:03d}" for share in SHARES)),
     finding=finding,
-    options=replace(QUALITY, multiples=(1, 4), max_documents=4, eval_tokens=131_072),
+    options=replace(QUALITY, multiples=(1, 4), max_documents=4, eval_tokens=65_536),
     smoke={"text_*": ("task.max_documents=6", "task.held_out=0.5", "train.seq_len=16")},
     smoke_options={"max_documents": 2, "eval_tokens": 512},
 )
