@@ -8,7 +8,10 @@ from hybridtf.core import UnknownNameError, known_names
 from hybridtf.studies.base import QUALITY, Study, StudyResult, run_study
 from hybridtf.studies.claims import Claim, Finding, Measures, claim, combine, difference, highest, lowest
 
-MODULES = ("induction", "recall", "state_tracking", "passkey", "selective_copying", "copying")
+MODULES = (
+    "induction", "recall", "state_tracking", "passkey", "selective_copying", "copying", "text_positions", "attention_share",
+    "beyond_training",
+)
 """The files of this room that hold a ``STUDY``, in the order in which they are listed."""
 
 

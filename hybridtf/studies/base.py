@@ -20,6 +20,7 @@ from hybridtf.core.files import atomic_file
 from hybridtf.recipe import Recipe, load_recipe
 from hybridtf.studies.claims import Finding
 from hybridtf.studies.present import finding_markdown
+from hybridtf.studies.untuned import measure_untuned
 from hybridtf.tasks import SyntheticConfig
 from hybridtf.train import TrainConfig, train_config
 
@@ -37,7 +38,8 @@ class Study:
     ``paper``: who found it, with an address. ``recipes``: names of the TOML files in ``recipes/studies/NAME/``, each with its
     own task. ``finding``: a pure function of the records of :func:`~hybridtf.bench.compare`. ``smoke``: overrides
     (``path=value``) of a smoke run by recipe, the names being patterns such as ``"parity_*"``; fewer steps and fewer
-    rows of drawn tasks need none. ``smoke_options``: the same for ``options``.
+    rows of drawn tasks need none. ``smoke_options``: the same for ``options``. ``untuned``: further recipes of the folder,
+    each with the one whose trained weights it takes as they are (``untuned.py``).
     """
 
     name: str
@@ -50,15 +52,20 @@ class Study:
     options: CompareOptions = QUALITY
     smoke: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     smoke_options: Mapping[str, Any] = field(default_factory=dict)
+    untuned: Mapping[str, str] = field(default_factory=dict)
 
     def load(self, *, smoke: bool = False) -> dict[str, Recipe]:
-        """The recipes by name. ``smoke``: as small as still runs through everything."""
-        found = {}
-        for name in self.recipes:
-            overrides = [o for pattern, own in self.smoke.items() if fnmatchcase(name, pattern) for o in own] if smoke else []
-            recipe = load_recipe(f"studies/{self.name}/{name}", overrides, sections={"train": TrainConfig})
-            found[name] = _small(recipe) if smoke else recipe
-        return found
+        """The recipes that are trained, by name. ``smoke``: as small as still runs through everything."""
+        return {name: self._recipe(name, smoke) for name in self.recipes}
+
+    def load_untuned(self, *, smoke: bool = False) -> dict[str, Recipe]:
+        """The same of the recipes that take the weights of another."""
+        return {name: self._recipe(name, smoke) for name in self.untuned}
+
+    def _recipe(self, name: str, smoke: bool) -> Recipe:
+        overrides = [o for pattern, own in self.smoke.items() if fnmatchcase(name, pattern) for o in own] if smoke else []
+        recipe = load_recipe(f"studies/{self.name}/{name}", overrides, sections={"train": TrainConfig})
+        return _small(recipe) if smoke else recipe
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,7 @@ def run_study(
     records = compare(
         study.load(smoke=smoke), folder, seeds=range(count), options=replace(options, workers=workers), say=say
     )
+    records.extend(measure_untuned(study.load_untuned(smoke=smoke), study.untuned, records, folder, options, say))
     finding = study.finding(records)
     finding = finding.unmeasured() if smoke else finding
     result = StudyResult(study, folder, records, finding, smoke, _report(study, records, folder) if report else None)

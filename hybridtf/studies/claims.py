@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from hybridtf.bench.records import Record
 from hybridtf.core import ConfigError
-from hybridtf.report.evidence import over_seeds
+from hybridtf.report.evidence import by_multiple, over_seeds
 
 Series: TypeAlias = Mapping[int, float | None]
 """A number by seed; None where a seed lacks it."""
@@ -96,6 +96,11 @@ class Measures:
         if group is None:
             return self.series("quality", recipe, lambda record: record["value"])
         return self.series("quality", recipe, lambda record: record["groups"].get(group, {}).get("value"))
+
+    def beyond(self, recipe: str, multiple: float, *, field: str = "bits_per_byte") -> Series:
+        """Bits a byte between the multiple before and ``multiple`` of the trained length; with ``field = "cumulative"`` from
+        the start of the document."""
+        return self.series("extrapolation", recipe, lambda record: by_multiple(record, field).get(multiple))
 
     def groups(self, recipe: str) -> list[str]:
         """The groups of rows that the recipe was judged by, in the task's order."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from hybridtf.bench.records import Record
-from hybridtf.report.evidence import over_seeds
+from hybridtf.report.evidence import by_multiple, over_seeds
 from hybridtf.studies.claims import Claim, Finding, Measures, Series
 
 STATE_AT = 1024
@@ -22,7 +22,8 @@ class _Named(Protocol):
 
 
 def finding_markdown(study: _Named, records: Sequence[Record], finding: Finding, *, smoke: bool = False) -> str:
-    """What was asked, every claim with its verdict, and a table a task with what each recipe reached."""
+    """What was asked, every claim with its verdict, a table a task with what each recipe reached, and one of the loss along
+    documents where that was measured."""
     measures = Measures(records)
     lines = [f"### {study.title}", "", study.question, ""]
     if smoke:
@@ -32,6 +33,7 @@ def finding_markdown(study: _Named, records: Sequence[Record], finding: Finding,
     lines += [_claim(claim) for claim in finding.claims]
     for task in _tasks(measures):
         lines += ["", *_table(measures, task)]
+    lines += _beyond(measures)
     if finding.notes:
         lines += ["", *(f"- {note}" for note in finding.notes)]
     return "\n".join(lines) + "\n"
@@ -64,6 +66,20 @@ def _table(measures: Measures, task: str) -> list[str]:
             _spread(measures.series("train", recipe, lambda r: r["seconds"]), "{:,.0f}"),
             f"{next(r['n_params'] for r in judged if r['recipe'] == recipe):,}", "" if size is None else f"{size:,}",
         ))
+    return lines
+
+
+def _beyond(measures: Measures) -> list[str]:
+    """Rows: recipes whose loss along documents was measured; columns: the stretches of positions, mean over seeds and the
+    lowest and highest."""
+    read = [r for r in measures.records if r["kind"] == "extrapolation"]
+    ends = {m: round(r["trained_length"] * m) for r in read for m in by_multiple(r, "bits_per_byte")}
+    if not ends:
+        return []
+    lines = ["", _row("bits a byte, positions up to", *(f"{ends[m]:,}" for m in sorted(ends)))]
+    lines.append("| --- |" + " ---: |" * len(ends))
+    for recipe in dict.fromkeys(r["recipe"] for r in read):
+        lines.append(_row(recipe, *(_spread(measures.beyond(recipe, m)) for m in sorted(ends))))
     return lines
 
 

