@@ -184,9 +184,10 @@ def _try_lengths(
 ) -> Record:
     """The longest length by trial, each trial told as it ends."""
     from hybridtf.bench.fits import Probe, measure_fits
+    from hybridtf.report.failures import ended
 
     def told(one: Probe) -> None:
-        say(f"{subject.name}, {phase.value}: {one.length:,} tokens: {one.outcome.replace('_', ' ')}")
+        say(f"{subject.name}, {phase.value}: {one.length:,} tokens: {'fits' if one.fits else ended(one.outcome)}")
 
     return measure_fits(
         subject, phase=_phase(phase), batch_size=batch_size, limit_bytes=limit_bytes, timeout_s=timeout_s,

@@ -198,7 +198,7 @@ def extrapolation_table(evidence: ev.Evidence) -> Table:
                     "row_accuracy": _over_seeds(found, "row_accuracy", "row_interval"),
                     "chance": _over_seeds(found, "chance") or _over_seeds(found, "row_chance"),
                     "n_units": _over_seeds(found, "n_rows") or _over_seeds(found, "n_documents"),
-                    "result": ", ".join(dict.fromkeys(str(e.get("result")).replace("_", " ") for e in found)),
+                    "result": ", ".join(dict.fromkeys(failures.ended(e.get("result", "not_run")) for e in found)),
                 }
             )
     found_notes = [(s.label, note) for s in evidence.subjects for r in s.of("extrapolation") for note in _warnings(r)]

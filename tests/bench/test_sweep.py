@@ -13,7 +13,7 @@ from filelock import FileLock
 from hybridtf.bench import CompareOptions, Foreign, Subject, compare, pairwise, pareto_axes, read_records, select
 from hybridtf.bench import learning as module
 from hybridtf.bench.arms import Tasks, groups_of
-from hybridtf.bench.cells import WORDS
+from hybridtf.bench.outcomes import OUTCOMES
 from hybridtf.bench.sweep import choose
 from hybridtf.core import ConfigError, NonFiniteError, TaskConfig
 from hybridtf.cost import count_flops
@@ -134,8 +134,7 @@ def test_refusal_12_a_failed_cell_is_a_word_and_never_averaged_over(tmp_path, mo
     found = compare(both, tmp_path, seeds=range(4), options=QUIET)
     results = {r["seed"]: r["result"] for r in select(found, "train", recipe="m")}
     assert results == {0: "ok", 1: "out_of_memory", 2: "non_finite", 3: "crashed"}
-    assert set(results.values()) - {"ok"} < set(WORDS)
-    assert len({WORDS[name] for name in WORDS}) == 5
+    assert set(results.values()) < set(OUTCOMES)
     failed = [r for r in select(found, "train", recipe="m") if r["failed"]]
     assert all(r["flops"] is None and r["tokens_per_s"] is None for r in failed)
     assert [r["seed"] for r in select(found, "quality", recipe="m")] == [0]
@@ -257,7 +256,8 @@ def test_packed_documents_do_not_reach_each_other_in_a_model_of_transformers(tmp
     """Its ``forward`` swallows ``segments``: what is trained and scored must be the documents one by one."""
     (tmp_path / "texts").mkdir()
     for i in range(30):
-        (tmp_path / "texts" / f"{i}.txt").write_text(f"{i} sat on {chr(97 + i % 26) * (i % 7 + 2)}.".ljust(48 if i % 3 == 0 else 0, "!"))
+        words = f"{i} sat on {chr(97 + i % 26) * (i % 7 + 2)}."
+        (tmp_path / "texts" / f"{i}.txt").write_text(words if i % 3 else words.ljust(48, "!"))
     text = TextConfig(source=str(tmp_path / "texts"), held_out=0.3)
     config = TrainConfig(**{**TRAIN, "steps": 2, "batch_size": 8, "seq_len": 48, "log_every": 1, "lr": 1e-2})
     entrant = {"llama": Foreign(llama, config)}
