@@ -67,7 +67,7 @@ def compare(
     eval_tokens: EvalTokens = 100_000,
     max_documents: MaxDocuments = 16,
     context: Prompt = 1024,
-    repeats: Repeats = 5,
+    repeats: Repeats = 10,
     limit: Limit = None,
     device: Device = None,
     json: Json = False,

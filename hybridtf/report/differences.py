@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hybridtf.bench.differences import Difference
 from hybridtf.bench.differences import pairwise as of_records
@@ -45,10 +46,10 @@ def pairwise(evidence: ev.Evidence, measure: ev.Measure) -> list[Pair]:
     return pairs
 
 
-def _of(subject: ev.Subject, measure: ev.Measure) -> list[ev.Record]:
+def _of(subject: ev.Subject, measure: ev.Measure) -> list[dict[str, Any]]:
     """The scores of a recipe as records of its label, a seed by what it says, and a failed training where one has no score."""
     same = {"recipe": subject.label, "recipe_hash": None, "task": measure.task, "metric": measure.metric}
-    out: list[ev.Record] = []
+    out: list[dict[str, Any]] = []
     for record in [*ev.scored(subject, measure), *ev.failed_trainings(subject, measure)]:
         why, value = failures.outcome(record), ev.number(record, "value")
         own = {**record, **same, "seed": repr(record.get("seed")), "higher_is_better": measure.higher_is_better}

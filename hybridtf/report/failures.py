@@ -38,7 +38,7 @@ _SAID = (
 )
 
 # The number that a record of a kind is there for: without it, its note says why.
-_MAIN = {"quality": "value", "speed": "tokens_per_s", "memory": "peak"}
+_MAIN = {"quality": "value", "speed": "tokens_per_s", "kernel": "median_s", "memory": "peak"}
 
 
 def outcome(record: Record) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hybridtf.report import differences, numbers
+from hybridtf.report import differences, numbers, speeds
 from hybridtf.report import evidence as ev
 
 FAR = 16
@@ -114,12 +114,13 @@ def _speed(evidence: ev.Evidence, subject: ev.Subject, phase: str, verb: str) ->
     if own is None:
         return ""
     text = f"it {verb} at {numbers.digits(own.value, own.half)} tokens/s"
-    others = [rate for label, rate in found.items() if label != subject.label]
-    if not others or own.value <= max(rate.value for rate in others):
+    others = [s for s in evidence.subjects if s.label != subject.label and s.label in found]
+    if not others or own.value <= max(found[s.label].value for s in others):
         return text
-    return f"{text}, the fastest" + (
-        " but within the spread of another" if any(own.overlaps(rate) for rate in others) else ""
-    )
+    alike = [s.label for s in others if not speeds.faster(subject, s, phase, condition)]
+    if not alike:
+        return f"{text}, the fastest"
+    return f"{text}, the highest rate, but nothing measured tells it from that of {' and '.join(alike)}"
 
 
 def _state(subject: ev.Subject) -> str:

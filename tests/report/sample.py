@@ -189,6 +189,24 @@ def memory(name: str, phase: str = "train") -> dict[str, Any]:
     return common("memory", name, phase=phase, batch_size=8, length=512, **parts, longest=longest)
 
 
+def kernel(name: str, which: str, time: float, verdict: str) -> dict[str, Any]:
+    """A kernel of a recipe, ``time`` times as long as the first."""
+    ratio = {"against": "chunked", "time": time, "interval": [0.98 * time, 1.02 * time], "verdict": verdict, "refused": []}
+    return common(
+        "kernel", name, op="ssd", kernel=which, phase="train", batch_size=8, length=512, median_s=2e-3 * time,
+        p20_s=1.9e-3 * time, p80_s=2.2e-3 * time, cold={"median_s": 3e-3 * time}, ratio=ratio, refused=[], note=None,
+    )  # fmt: skip
+
+
+def fits(name: str, **more: Any) -> dict[str, Any]:
+    """The longest length that was found by trial."""
+    fails = {"length": 3440, "outcome": "out_of_memory", "error": "no"}
+    return common(
+        "fits", name, phase="train", batch_size=8, limit_bytes=2_000_000_000, fits=3391, fails=fails, confirmed=True,
+        probes=[fails] * 11, **more,
+    )  # fmt: skip
+
+
 def extrapolation(name: str, seed: int = 0) -> dict[str, Any]:
     score, half, growth = RECIPES[name][2], RECIPES[name][3], RECIPES[name][4]
     per_token, constant = RECIPES[name][7]
@@ -261,6 +279,7 @@ def wide_records() -> list[dict[str, Any]]:
         shift = 0.002 * len(name)
         out += [quality(name, 1, 0.02 + shift), quality(name, 2, -0.01 - shift), train(name, 1), train(name, 2)]
         out += [beyond(name), beyond(name, seed=1), recall(name, first, far)]
+    out += [kernel("mamba2", "chunked", 1.0, "~"), kernel("mamba2", "reference", 3.1, "slower"), fits("mamba2")]
     oom = {"tokens_per_s": None, "median_s": None, "spread_s": None, "times": [], "note": "out of memory"}
     out.append({**speed("attention", "prefill", 8192, 1), **oom})
     out.append(failed("diverged", "NonFiniteError: the loss at step 41 is nan"))

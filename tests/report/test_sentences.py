@@ -96,6 +96,38 @@ def test_sums_that_cannot_be_read_are_none(units: object) -> None:
     assert difference_tables(gather(records))[0].rows[0]["verdict"] == "unknown"
 
 
+def timed(name: str, rate: float, time: float, verdict: str, **more: object) -> dict:
+    """A record beside attention, which it takes ``time`` times as long as."""
+    ends = [0.98 * time, 1.02 * time]
+    ratio = {"against": "attention", "time": time, "interval": ends, "verdict": verdict, "refused": [], **more}
+    return {**sample.speed(name, "train"), "tokens_per_s": rate, "spread_s": 0.0, "ratio": ratio}
+
+
+@pytest.mark.parametrize(
+    ("mamba2", "hybrid", "fastest", "alike"),
+    [
+        ((90, 1.11, "slower"), (80, 1.25, "slower"), "attention", None),
+        ((99, 1.01, "~"), (80, 1.25, "slower"), "attention", "mamba2"),
+        ((150, 0.67, "faster"), (120, 0.83, "faster"), "mamba2", None),
+        ((122, 0.82, "faster"), (120, 0.83, "faster"), "mamba2", "hybrid-3m1a"),
+        ((150, 0.67, "~"), (120, 0.83, "faster"), "mamba2", "attention"),
+    ],
+)
+def test_the_fastest_is_what_the_verdicts_bear(mamba2: tuple, hybrid: tuple, fastest: str, alike: str | None) -> None:
+    text = said([timed("attention", 100, 1.0, "~"), timed("mamba2", *mamba2), timed("hybrid-3m1a", *hybrid)])
+    assert [name for name in text if "the fastest" in text[name]] == ([fastest] if alike is None else [])
+    if alike is not None:
+        assert f"the highest rate, but nothing measured tells it from that of {alike}" in text[fastest]
+
+
+def test_a_refused_ratio_and_an_unknown_interval_bear_no_fastest() -> None:
+    few = {"refused": ["5 rounds are too few"]}
+    text = said([timed("attention", 100, 1.0, "~", **few), timed("mamba2", 50, 2.0, "~", **few)])
+    assert "the fastest" not in text["attention"]
+    records = [{**sample.speed(name, "train"), "spread_s": None} for name in ("attention", "mamba2")]
+    assert "nothing measured tells it from that of mamba2" in said(records)["attention"]
+
+
 def test_a_seed_that_failed_leaves_no_mean() -> None:
     records = [sample.quality("mamba2"), sample.train("mamba2"), sample.failed("mamba2", "NonFiniteError: nan", 1)]
     text = said(records)["mamba2"]
