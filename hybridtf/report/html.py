@@ -23,8 +23,8 @@ from hybridtf.report import evidence as ev
 from hybridtf.report.chart import Chart, to_svg
 from hybridtf.report.charts import build_charts
 from hybridtf.report.differences import difference_tables
-from hybridtf.report.fits_table import fits_table
 from hybridtf.report.extras import need
+from hybridtf.report.fits_table import fits_table
 from hybridtf.report.html_table import html_table
 from hybridtf.report.inert_json import inert_json
 from hybridtf.report.palette import Key, recipe_keys
