@@ -41,10 +41,10 @@ TaskNames = Annotated[
     list[str] | None, typer.Option("--task", metavar="NAME", help="Train on this task, not the recipes' own. May be repeated.")
 ]
 Rates = Annotated[
-    str | None, typer.Option("--lr", metavar="LR,...", help="Learning rates to choose from, on rows kept for that.")
+    str | None, typer.Option("--lr", metavar="LR,...", help="Learning rates to choose from, on a third side.")
 ]
 Workers = Annotated[int, typer.Option("--workers", min=1, help="Trainings at once, each in a process of its own.")]
-Timeout = Annotated[float | None, typer.Option("--timeout", metavar="S", help="End a training that takes longer than S seconds.")]
+Timeout = Annotated[float | None, typer.Option("--timeout", metavar="S", help="End a training that takes more than S seconds.")]
 Prompt = Annotated[int, typer.Option("--context", min=1, help="Tokens of the prompt in prefill and decode.")]
 
 
