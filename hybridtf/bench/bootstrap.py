@@ -14,18 +14,22 @@ Floats: TypeAlias = NDArray[np.float64]
 
 DRAWS = 2000
 
-T95 = (
+_T95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
-"""Two-sided 95 % points of Student's t for 1, 2, ... degrees of freedom."""
-NORMAL95 = 1.960
+_NORMAL95 = 1.960
+
+
+def student95(degrees: int) -> float:
+    """The two-sided 95 % point of Student's t for ``degrees`` > 0 degrees of freedom; beyond 30 the normal's."""
+    return _T95[degrees - 1] if degrees <= len(_T95) else _NORMAL95
 
 
 def student_factor(n: int) -> float:
     """What the spread of a bootstrap over ``n`` > 1 values is to be multiplied by, so that its 95 % interval has Student's
     width: a draw of n has (n - 1) / n of the variance, and the percentiles know nothing of degrees of freedom."""
-    return math.sqrt(n / (n - 1)) * (T95[n - 2] if n - 2 < len(T95) else NORMAL95) / NORMAL95
+    return math.sqrt(n / (n - 1)) * student95(n - 1) / _NORMAL95
 
 
 def interval_of_share(right: NDArray[Any], scored: NDArray[Any]) -> tuple[float, float] | None:

@@ -9,16 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-from hybridtf.bench.outcomes import out_of_memory
+from hybridtf.bench.outcomes import Failed, out_of_memory
 from hybridtf.bench.records import Record, select
 from hybridtf.core import HybridTFError, NonFiniteError
-
-Result: TypeAlias = Literal["out_of_memory", "timed_out", "non_finite", "crashed"]
-
-WORDS = {"out_of_memory": "OOM", "timed_out": "timed out", "non_finite": "NaN", "crashed": "crashed", "not_run": "not run"}
-"""What stands in a table instead of a number. None of them is zero, and no mean is taken over them."""
 
 
 @dataclass(frozen=True, order=True)
@@ -44,7 +39,7 @@ class Cell:
 class Failure:
     """Why a cell came to no end: ``result``, and a line that says more."""
 
-    result: Result
+    result: Failed
     reason: str
 
 

@@ -112,7 +112,7 @@ def _answer(subject: Subject, code: int, out: bytes, err: bytes) -> dict[str, An
     if speaks_of_memory(words):
         return {"outcome": "out_of_memory", "error": words}
     how = f"ended by signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return {"outcome": "failed", "error": f"the trial {how}: {words or 'it said nothing'}"}
+    return {"outcome": "crashed", "error": f"the trial {how}: {words or 'it said nothing'}"}
 
 
 # -- the child ---------------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def _tried(
     except (MemoryError, torch.OutOfMemoryError) as error:
         return _ended("out_of_memory", error)
     except Exception as error:  # whatever a model raises is an outcome of its trial
-        return _ended("out_of_memory" if speaks_of_memory(str(error)) else "failed", error)
+        return _ended("out_of_memory" if speaks_of_memory(str(error)) else "crashed", error)
 
 
 def _ended(outcome: Outcome, error: BaseException) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def _measured(
         torch.cuda.reset_peak_memory_stats(device)
     was_reset = reset_peak_resident()
     step.run()
-    found: dict[str, Any] = {"outcome": "fits", "error": None, "resident": {"before": before, "peak": None}}
+    found: dict[str, Any] = {"outcome": "ok", "error": None, "resident": {"before": before, "peak": None}}
     if was_reset and before is not None:
         found["resident"]["peak"] = peak = peak_resident()
         found["peak"] = None if peak is None else peak - before

@@ -138,14 +138,18 @@ def _units(metric: str, pairs: Sequence[tuple[Record, Record]]) -> tuple[Floats 
 
 
 def unit_table(record: Record) -> Floats | None:
-    """(n c) sums of each document of a ``quality`` record, a column a field of ``Totals``; None where it has none."""
+    """(n c) sums of each document of a ``quality`` record, a column a field of ``Totals``; None where it has none, or none that
+    are ``n_documents`` finite numbers."""
     units: Any = record.get("units")
     n = record.get("n_documents")
-    if not isinstance(units, Mapping) or not isinstance(n, int) or any(name not in units for name in COLUMNS):
+    if not isinstance(units, Mapping) or not isinstance(n, int) or n < 1 or any(name not in units for name in COLUMNS):
         return None
-    columns = [np.broadcast_to(np.asarray(units[name], dtype=np.float64), (n,)) for name in COLUMNS]
+    try:
+        columns = [np.broadcast_to(np.asarray(units[name], dtype=np.float64), (n,)) for name in COLUMNS]
+    except (TypeError, ValueError):
+        return None
     table: Floats = np.stack(columns, axis=1)
-    return table
+    return table if np.isfinite(table).all() else None
 
 
 def _draw(values: Floats, units: Floats | None, metric: str, draws: int, seed: int) -> Floats | None:

@@ -29,7 +29,8 @@ from hybridtf.bench.loss_by_position import (
     mean_bits,
     scored_to,
 )
-from hybridtf.bench.reading import Lengths, Result, Stopped
+from hybridtf.bench.outcomes import Outcome
+from hybridtf.bench.reading import Lengths, Stopped
 from hybridtf.bench.records import Record, make_record
 from hybridtf.bench.scoring import Carried, score_carried, score_windows
 from hybridtf.bench.subject import Subject, recipe_hash
@@ -152,7 +153,7 @@ def _along(
     }
 
 
-def _result(scored: Carried, end: int, reached: int) -> Result:
+def _result(scored: Carried, end: int, reached: int) -> Outcome:
     """What became of the positions before ``end``; a length behind the one that ran out of time was never begun."""
     if scored_to(scored.nats, end):
         return "ok"

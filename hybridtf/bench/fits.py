@@ -49,7 +49,7 @@ class Probe:
     @property
     def fits(self) -> bool:
         """Whether the step ran to its end with finite results, in time and in memory."""
-        return self.outcome == "fits"
+        return self.outcome == "ok"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def search_fits(
 
     Upwards a step is at most :data:`GROWTH`, and no larger than what the trials that are left can resolve. A length that
     fits once and fails the second time counts as one that fails; from then on every length is tried twice at once. Any
-    outcome but ``fits`` is the upper end, whatever its reason, and is handed back with it. Raises :class:`ConfigError`
+    outcome but ``ok`` is the upper end, whatever its reason, and is handed back with it. Raises :class:`ConfigError`
     for sizes that leave nothing to search.
     """
     if start < 1 or max_length < 1 or not 0 < resolution < 1 or trials < 3:
@@ -210,7 +210,7 @@ def measure_fits(
     """A ``fits`` record: the longest rows that a phase takes within ``limit_bytes``, an interval [fits, fails].
 
     ``limit_bytes``: None takes what memory the machine has free now, or all of a GPU. ``timeout_s``: of one trial. No
-    trial raises: out of memory, timed out, not finite and failed are outcomes. Raises :class:`ConfigError` for a subject
+    trial raises: out of memory, timed out, not finite and crashed are outcomes. Raises :class:`ConfigError` for a subject
     that no other process can build, or a limit that this system cannot enforce.
     """
     model = subject.build()

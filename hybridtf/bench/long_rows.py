@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hybridtf.bench.bootstrap import interval_of_share
-from hybridtf.bench.reading import Lengths, Result, Stopped, read, rows_that_fit
+from hybridtf.bench.outcomes import Outcome
+from hybridtf.bench.reading import Lengths, Stopped, read, rows_that_fit
 from hybridtf.core import ConfigError
 from hybridtf.cost import state_size
 from hybridtf.cost.foreign import has_known_state
@@ -35,7 +36,7 @@ class Answers:
     """Every scored token of the finished rows of a length: ``row`` counts them, ``right``, ``distance`` and ``depth`` (NaN
     where the row does not show the token) and ``place``, the position of the input that it is said after; (n) each."""
 
-    result: Result = "not_run"
+    result: Outcome = "not_run"
     note: str | None = None
     chance: float | None = None
     stopped_at: int | None = None

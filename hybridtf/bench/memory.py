@@ -143,7 +143,7 @@ def _resident_rest(
 ) -> tuple[dict[str, Any] | None, str]:
     """``resident`` bytes beyond the bare process, and those ``beyond_counted``; None, and why, where they are not known."""
     said = run_trial(subject, phase, batch_size, length, None, timeout_s)
-    if said["outcome"] != "fits":
+    if said["outcome"] != "ok":
         return None, f"the fresh process {said['outcome'].replace('_', ' ')}: {said['error']}"
     if said.get("peak") is None:
         return None, "this system lets no process reset its highest resident size: a peak that was not reset is refused"

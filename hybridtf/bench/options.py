@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from hybridtf.bench.extrapolation import MULTIPLES
+from hybridtf.bench.noise import MIN_ROUNDS
 from hybridtf.core import ConfigError, TaskConfig
 from hybridtf.cost.phases import Phase
 from hybridtf.train.progress import Style
@@ -25,7 +26,7 @@ class CompareOptions:
     ``eval_tokens``, ``stride``: see :func:`~hybridtf.bench.quality.measure_quality`. ``max_documents``: that
     extrapolation reads. ``context``: the prompt that prefill and decode are measured with. ``limit_bytes``: also
     search the longest length whose peak stays within it, for each of ``memory_phases`` (on a CPU predicted, which
-    takes a while). """
+    takes a while). ``repeats``: rounds in which speed is timed; fewer bear no verdict. """
 
     tasks: Mapping[str, TaskConfig] | None = None
     learning_rates: Sequence[float] = ()
@@ -38,7 +39,7 @@ class CompareOptions:
     multiples: Sequence[int] = MULTIPLES
     max_documents: int | None = 16
     context: int = 1024
-    repeats: int = 5
+    repeats: int = MIN_ROUNDS
     warmup: int = 2
     speed_phases: Sequence[Phase] = ("train", "prefill", "decode")
     memory_phases: Sequence[Phase] = ("train", "decode")

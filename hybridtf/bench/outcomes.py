@@ -6,10 +6,13 @@ from typing import Literal, TypeAlias
 
 import torch
 
-Outcome: TypeAlias = Literal["fits", "out_of_memory", "timed_out", "non_finite", "failed"]
-"""``fits``: it ran to its end, in time, with finite results. ``failed``: an error of another kind, which is told."""
+Failed: TypeAlias = Literal["out_of_memory", "timed_out", "non_finite", "crashed"]
+"""``crashed``: an error of another kind, which is told."""
 
-OUTCOMES: tuple[Outcome, ...] = ("fits", "out_of_memory", "timed_out", "non_finite", "failed")
+Outcome: TypeAlias = Literal["ok", Failed, "not_run"]
+"""``ok``: it ran to its end, in time, with finite results. Records have these names; the report has words for them."""
+
+OUTCOMES: tuple[Outcome, ...] = ("ok", "out_of_memory", "timed_out", "non_finite", "crashed", "not_run")
 
 _MEMORY_WORDS = (
     "defaultcpuallocator", "not enough memory", "can't allocate memory", "cannot allocate memory", "bad_alloc",

@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hybridtf.bench.environment import main_memory
-from hybridtf.bench.outcomes import out_of_memory
+from hybridtf.bench.outcomes import Outcome, out_of_memory
 from hybridtf.core import ConvWindow, Fixed, LengthError, Segments, State, leaves
 from hybridtf.cost import state_size
 from hybridtf.cost.calls import IGNORED, call, device_of, has_state
@@ -23,15 +23,11 @@ from hybridtf.cost.foreign import has_known_state
 from hybridtf.models.generation.model import refusal
 from hybridtf.train.eval_rows import cut_segments, only_documents
 
-Result: TypeAlias = Literal["ok", "out_of_memory", "timed_out", "non_finite", "not_run"]
-RESULTS: tuple[Result, ...] = ("ok", "out_of_memory", "timed_out", "non_finite", "not_run")
-"""What became of a length."""
-
 
 class Stopped(Exception):
     """A reading that ended early: ``result``, and ``at``, the position from which nothing was scored."""
 
-    def __init__(self, result: Result, at: int, reason: str) -> None:
+    def __init__(self, result: Outcome, at: int, reason: str) -> None:
         super().__init__(reason)
         self.result, self.at, self.reason = result, at, reason
 

@@ -136,7 +136,10 @@ def kernel(
     output: Records = None,
     json: Json = False,
 ) -> None:
-    """Time the kernels of an op beside each other, on a call that a model makes."""
+    """Time the kernels of an op on a call of a model.
+
+    All kernels that can make the call take turns. In training the backward belongs to it.
+    """
     from hybridtf.bench.kernel_speed import measure_kernels
     from hybridtf.report.detail_tables import kernel_table
 
@@ -159,7 +162,10 @@ def memory(
     fits: Annotated[bool, typer.Option("--fits", help="Try the longest length in child processes instead.")] = False,
     timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds for each child process.")] = 600.0,
 ) -> None:
-    """Count bytes by kind: weights, gradients, optimizer, activations, state, and the peak."""
+    """Count bytes by kind, and the peak.
+
+    Kinds: weights, gradients, optimizer, activations and state.
+    """
     from hybridtf.bench.memory import measure_memory
     from hybridtf.report.detail_tables import memory_table
     from hybridtf.report.fits_table import fits_table
@@ -184,9 +190,10 @@ def _try_lengths(
 ) -> Record:
     """The longest length by trial, each trial told as it ends."""
     from hybridtf.bench.fits import Probe, measure_fits
+    from hybridtf.report.failures import ended
 
     def told(one: Probe) -> None:
-        say(f"{subject.name}, {phase.value}: {one.length:,} tokens: {one.outcome.replace('_', ' ')}")
+        say(f"{subject.name}, {phase.value}: {one.length:,} tokens: {'fits' if one.fits else ended(one.outcome)}")
 
     return measure_fits(
         subject, phase=_phase(phase), batch_size=batch_size, limit_bytes=limit_bytes, timeout_s=timeout_s,
@@ -218,7 +225,10 @@ def extrapolation(
     output: Records = None,
     json: Json = False,
 ) -> None:
-    """Score runs beyond the length they were trained at, the state carried so that memory stays flat."""
+    """Score runs beyond the length they were trained at.
+
+    The state is carried from chunk to chunk, so that memory stays flat.
+    """
     from hybridtf.bench.extrapolation import measure_extrapolation
     from hybridtf.report.detail_tables import extrapolation_table
 

@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 RECORDS, REPORT = "records.jsonl", "report.html"
 
 Folder = Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Runs, records.jsonl and report.html go here.")]
-Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Train every recipe with so many seeds.")]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds that every recipe is trained with.")]
 Steps = Annotated[int | None, typer.Option("--steps", min=1, help="Optimizer steps, instead of the recipes' own.")]
 EvalTokens = Annotated[
     int, typer.Option("--eval-tokens", min=0, help="Score so many held-out tokens, the first of each document; 0: all.")
 ]
-MaxDocuments = Annotated[int, typer.Option("--max-documents", min=1, help="Documents read beyond the trained length.")]
+MaxDocuments = Annotated[int, typer.Option("--max-documents", min=1, help="Documents to read beyond the trained length.")]
 TaskNames = Annotated[
     list[str] | None, typer.Option("--task", metavar="NAME", help="Train on this task, not the recipes' own. May be repeated.")
 ]
 Rates = Annotated[
-    str | None, typer.Option("--lr", metavar="LR,...", help="Learning rates; of several the best on a third side is taken.")
+    str | None, typer.Option("--lr", metavar="LR,...", help="Learning rates to choose from, on a third side.")
 ]
 Workers = Annotated[int, typer.Option("--workers", min=1, help="Trainings at once, each in a process of its own.")]
-Timeout = Annotated[float | None, typer.Option("--timeout", metavar="S", help="End a training that takes more seconds.")]
-Prompt = Annotated[int, typer.Option("--context", min=1, help="The prompt that decode is measured after.")]
+Timeout = Annotated[float | None, typer.Option("--timeout", metavar="S", help="End a training that takes more than S seconds.")]
+Prompt = Annotated[int, typer.Option("--context", min=1, help="Tokens of the prompt in prefill and decode.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -67,7 +67,7 @@ def compare(
     eval_tokens: EvalTokens = 100_000,
     max_documents: MaxDocuments = 16,
     context: Prompt = 1024,
-    repeats: Repeats = 5,
+    repeats: Repeats = 10,
     limit: Limit = None,
     device: Device = None,
     json: Json = False,
@@ -208,7 +208,7 @@ def report(
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write one HTML file without outside addresses."),
+        typer.Option("--output", "-o", metavar="FILE", help="Write one HTML page that needs no network."),
     ] = None,
     charts: Annotated[
         Path | None, typer.Option("--charts", metavar="DIR", help="Write every chart as SVG and PNG into this folder.")
@@ -223,7 +223,10 @@ def report(
     skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Leave out lines that are no whole records.")] = False,
     json: Json = False,
 ) -> None:
-    """Turn records into tables, one HTML file, and charts."""
+    """Turn records into tables, one HTML file, and charts.
+
+    Where no file is asked for, the comparison is printed.
+    """
     from hybridtf.bench.records import read_records
     from hybridtf.core import DataError
     from hybridtf.report import save_charts, write_latex, write_markdown, write_report

@@ -43,7 +43,8 @@ def match(
     """Find the sizes at which recipes are equal.
 
     For parameters and FLOPs the width changes, with all that follows from it; for bytes of state the sizes of the state
-    alone. Ends with 1 where a recipe has no legal size within 1 %; its nearest two are shown.
+    alone. Give one of --params, --flops and --state-bytes. Exit code 1 where a recipe has no legal size within 1 %: its
+    nearest two are shown.
     """
     from hybridtf.core import ConfigError
     from hybridtf.cost.match import find_match

@@ -25,7 +25,7 @@ Recipes = Annotated[list[str], typer.Argument(metavar="RECIPE...", help="Recipe 
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, metavar="N", help="Compute with N threads, tied to as many cores.")
 ]
-Repeats = Annotated[int, typer.Option("--repeats", min=1, help="Timed runs of each phase.")]
+Repeats = Annotated[int, typer.Option("--repeats", min=1, help="Timed rounds; fewer than 10 bear no verdict.")]
 Limit = Annotated[
     str | None, typer.Option("--limit", metavar="SIZE", help="Also find the longest length that fits, as in 8GB.")
 ]

@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 def plan(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file or name.")],
     length: Annotated[
-        list[str] | None, typer.Option("--length", metavar="N", help="Tokens a row, as in 1024, 64k or 1M. May be repeated.")
+        list[str] | None, typer.Option("--length", metavar="N", help="Tokens a row; may be repeated. Default: 1k, 64k.")
     ] = None,
     batch_size: BatchSize = 1,
     device: Annotated[str, typer.Option("--device", metavar="NAME", help="h200, h100, a100 or cpu.")] = "h200",

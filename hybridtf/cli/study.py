@@ -23,11 +23,11 @@ def register(app: typer.Typer) -> None:
 
 
 def study(
-    name: Annotated[str, typer.Argument(metavar="NAME|all|list", help="A study; all of them; or list what there is.")],
+    name: Annotated[str, typer.Argument(metavar="NAME|all|list", help="One study, all of them, or a list of what there is.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Each study has a folder here.")] = Path(
         "runs/studies"
     ),
-    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="So many seeds, instead of the study's own.")] = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Number of seeds, instead of the study's own.")] = None,
     workers: Annotated[int, typer.Option("--workers", min=1, help="Processes that train at once.")] = 1,
     smoke: Annotated[bool, typer.Option("--smoke", help="A few steps on a few rows: does everything run?")] = False,
     json: Json = False,

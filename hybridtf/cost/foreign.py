@@ -23,6 +23,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from hybridtf.core import ConfigError, Segments
+from hybridtf.cost.calls import has_state
 from hybridtf.models import LanguageModelOutput
 
 _CACHES = ("cache", "past_key_values")
@@ -39,7 +40,7 @@ def adapted(model: nn.Module) -> nn.Module:
 
 def has_known_state(model: nn.Module) -> bool:
     """Whether the model has a state whose bytes at a length are known without reading so much."""
-    return callable(getattr(model, "init_state", None)) and not isinstance(model, ForeignWithCache)
+    return has_state(model) and bool(getattr(model, "known_state", True))
 
 
 class Foreign(nn.Module):
@@ -114,6 +115,8 @@ class Foreign(nn.Module):
 
 class ForeignWithCache(Foreign):
     """A :class:`Foreign` model whose own cache is the state."""
+
+    known_state = False
 
     def __init__(self, model: nn.Module, cache: str) -> None:
         super().__init__(model)

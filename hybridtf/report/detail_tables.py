@@ -76,18 +76,15 @@ def kernel_table(evidence: ev.Evidence) -> Table:
     rows: list[dict[str, Cell]] = []
     for subject in evidence.subjects:
         for r in subject.of("kernel"):
-            low, high = (_micro(r, name) for name in ("p20_s", "p80_s"))
-            median, ratio = _micro(r, "median_s"), ev.number(r, "ratio", "time")
-            bounds = _ratio_interval(r)
             rows.append(
                 {
                     "recipe": subject.label,
                     **{name: str(r.get(name)) for name in ("op", "kernel", "phase")},
                     "batch_size": exact(ev.number(r, "batch_size")),
                     "length": exact(ev.number(r, "length")),
-                    "median_us": None if median is None else ev.Measured(median, low, high),
-                    "cold_us": exact(_micro(r, "cold", "median_s")),
-                    "times_as_long": None if ratio is None else ev.Measured(ratio, *(bounds or (None, None))),
+                    "median_us": _us(r),
+                    "cold_us": exact(_micro(ev.number(r, "cold", "median_s"))),
+                    "times_as_long": ev.over_seeds([ev.number(r, "ratio", "time")], [_ratio_interval(r)]),
                     "verdict": _verdict([r]),
                 }
             )
@@ -95,8 +92,14 @@ def kernel_table(evidence: ev.Evidence) -> Table:
     return Table("Kernels", columns, tuple(rows), (*brackets, *_speed_notes(evidence, rows, "kernel")))
 
 
-def _micro(record: ev.Record, *path: str) -> float | None:
-    seconds = ev.number(record, *path)
+def _us(record: ev.Record) -> Cell:
+    """The median with the points at 20 and 80 % around it; where there is none, the word for why."""
+    low, high = (_micro(ev.number(record, name)) for name in ("p20_s", "p80_s"))
+    bounds = None if low is None or high is None else (low, high)
+    return failures.told(ev.over_seeds([_micro(ev.number(record, "median_s"))], [bounds]), [record])
+
+
+def _micro(seconds: float | None) -> float | None:
     return None if seconds is None else 1e6 * seconds
 
 
@@ -198,7 +201,7 @@ def extrapolation_table(evidence: ev.Evidence) -> Table:
                     "row_accuracy": _over_seeds(found, "row_accuracy", "row_interval"),
                     "chance": _over_seeds(found, "chance") or _over_seeds(found, "row_chance"),
                     "n_units": _over_seeds(found, "n_rows") or _over_seeds(found, "n_documents"),
-                    "result": ", ".join(dict.fromkeys(str(e.get("result")).replace("_", " ") for e in found)),
+                    "result": ", ".join(dict.fromkeys(failures.ended(e.get("result", "not_run")) for e in found)),
                 }
             )
     found_notes = [(s.label, note) for s in evidence.subjects for r in s.of("extrapolation") for note in _warnings(r)]

@@ -1,93 +1,111 @@
-"""Which recipe is better, pair by pair: the difference of scores under the same seeds, with its interval."""
+"""Which recipe is better, pair by pair, as :func:`hybridtf.bench.differences.pairwise` has it of the records that count."""
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from hybridtf.bench.differences import Difference
+from hybridtf.bench.differences import pairwise as of_records
 from hybridtf.report import evidence as ev
+from hybridtf.report import failures
 from hybridtf.report.measured import REF
 from hybridtf.report.table import Cell, Column, Table, exact
 
-BETTER, WORSE, ALIKE, UNKNOWN = "better", "worse", "~", "unknown"
-
 NOTE = (
-    "Paired by seed: the mean of the differences under the same seed, with Student's 95 % interval. Of one seed: both "
-    "intervals joined as if they were independent, which they are not where both read the same rows, so it is rather too wide."
+    "Intervals (95 %) of the paired difference: documents, and seeds where there are several, are drawn again with replacement "
+    "(bootstrap), for both recipes alike; few seeds widen it by Student's t. p is Holm's, over all pairs of the task; from "
+    "0.05 on the difference does not show: ~."
 )
 
 
 @dataclass(frozen=True)
-class Difference:
-    """``recipe`` less ``other`` on one task. ``verdict``: of ``recipe``; ``~``: the interval holds zero; ``unknown``: a seed
-    failed, none is shared, or nothing tells the interval."""
+class Pair:
+    """Two recipes on one task, by label: what was found, and the number with the records behind it (None: unknown)."""
 
-    recipe: str
-    other: str
-    difference: ev.Measured | None
-    verdict: str
+    found: Difference
+    measured: ev.Measured | None
 
 
-def pairwise(evidence: ev.Evidence, measure: ev.Measure) -> list[Difference]:
+def pairwise(evidence: ev.Evidence, measure: ev.Measure) -> list[Pair]:
     """Every pair of the recipes that were scored on a task."""
-    scored = [s for s in evidence.subjects if ev.scored(s, measure)]
-    return [difference(one, two, measure) for one, two in itertools.combinations(scored, 2)]
+    scored = {s.label: _of(s, measure) for s in evidence.subjects if ev.scored(s, measure)}
+    pairs = []
+    for found in of_records([record for records in scored.values() for record in records]):
+        sides = [
+            {r["seed"]: r for r in scored[name] if r["kind"] == "quality" and r["value"] is not None}
+            for name in (found.recipe, found.other)
+        ]
+        seeds = [seed for seed in sides[0] if seed in sides[1]]
+        sources = tuple(str(side[seed][REF]) for seed in seeds for side in sides)
+        measured = None
+        if found.value is not None:
+            measured = ev.Measured(found.value, found.low, found.high, found.n_seeds, sources)
+        pairs.append(Pair(found, measured))
+    return pairs
 
 
-def difference(one: ev.Subject, two: ev.Subject, measure: ev.Measure) -> Difference:
-    """Two recipes on one task."""
-    unknown = Difference(one.label, two.label, None, UNKNOWN)
-    if ev.quality_outcome(one, measure) or ev.quality_outcome(two, measure):
-        return unknown
-    sides = [{repr(r.get("seed")): r for r in ev.scored(subject, measure)} for subject in (one, two)]
-    pairs = [(record, sides[1][seed]) for seed, record in sides[0].items() if seed in sides[1]]
-    values = [(ev.number(a, "value"), ev.number(b, "value")) for a, b in pairs]
-    gaps = [a - b for a, b in values if a is not None and b is not None]
-    found = ev.over_seeds(gaps, [_joined(*pairs[0])] if len(pairs) == 1 and gaps else None)
-    if found is None:
-        return unknown
-    sources = tuple(str(r[REF]) for pair in pairs for r in pair)
-    found = ev.Measured(found.value, found.low, found.high, found.n_seeds, sources)
-    return Difference(one.label, two.label, found, _verdict(found, measure.higher_is_better))
+def _of(subject: ev.Subject, measure: ev.Measure) -> list[dict[str, Any]]:
+    """The scores of a recipe as records of its label, a seed by what it says, and a failed training where one has no score."""
+    same = {"recipe": subject.label, "recipe_hash": None, "task": measure.task, "metric": measure.metric}
+    out: list[dict[str, Any]] = []
+    for record in [*ev.scored(subject, measure), *ev.failed_trainings(subject, measure)]:
+        why, value = failures.outcome(record), ev.number(record, "value")
+        own = {**record, **same, "seed": repr(record.get("seed")), "higher_is_better": measure.higher_is_better}
+        if record["kind"] == "quality":
+            out.append({**own, "value": None if value is None else float(value)})
+        if why is not None:
+            out.append({**own, "kind": "train", "failed": why, "result": why})
+    return out
 
 
-def _joined(one: ev.Record, two: ev.Record) -> tuple[float, float] | None:
-    """The interval of the difference of two independent numbers."""
-    a, b = ev.pair(one.get("interval")), ev.pair(two.get("interval"))
-    if a is None or b is None:
-        return None
-    gap = sum(a) / 2 - sum(b) / 2
-    half = (((a[1] - a[0]) / 2) ** 2 + ((b[1] - b[0]) / 2) ** 2) ** 0.5
-    return gap - half, gap + half
-
-
-def _verdict(difference: ev.Measured, higher_is_better: bool) -> str:
-    if difference.low is None or difference.high is None:
-        return UNKNOWN
-    if difference.low <= 0 <= difference.high:
-        return ALIKE
-    return BETTER if (difference.value > 0) == higher_is_better else WORSE
+def between(pairs: Sequence[Pair], one: str, two: str) -> Difference | None:
+    """What was found of two recipes, as seen by the first; None where they are no pair."""
+    turned = {"better": "worse", "worse": "better"}
+    for found in (pair.found for pair in pairs):
+        if (found.recipe, found.other) == (one, two):
+            return found
+        if (found.recipe, found.other) == (two, one):
+            value, low, high = (None if x is None else -x for x in (found.value, found.high, found.low))
+            verdict = turned.get(found.verdict, found.verdict)
+            return replace(found, recipe=one, other=two, value=value, low=low, high=high, verdict=verdict)  # type: ignore[arg-type]
+    return None
 
 
 def difference_tables(evidence: ev.Evidence) -> list[Table]:
     """A table for each task on which at least two recipes were scored."""
     tables = []
     for measure in evidence.measures():
-        found = pairwise(evidence, measure)
         columns = (
             Column("recipe", "recipe"),
             Column("other", "against"),
             Column("difference", f"difference in {measure.head} (95 %)", "score", True, f"of the first; {measure.better}"),
+            Column("p", "p", explanation="two-sided, after Holm's correction"),
             Column("n_seeds", "seeds", "plain", explanation="that both have"),
+            Column("n_documents", "documents or rows", "plain", explanation="that are drawn; 0: seeds alone are"),
             Column("verdict", "verdict on the first"),
         )
-        rows: list[dict[str, Cell]] = [
-            {
-                "recipe": d.recipe, "other": d.other, "difference": d.difference, "verdict": d.verdict,
-                "n_seeds": exact(d.difference.n_seeds if d.difference else None),
-            }
-            for d in found
-        ]  # fmt: skip
+        pairs = pairwise(evidence, measure)
+        rows = tuple(_row(pair) for pair in pairs)
         if rows:
-            tables.append(Table(f"Differences on {measure.task}", columns, tuple(rows), (NOTE,)))
+            tables.append(Table(f"Differences on {measure.task}", columns, rows, (NOTE, *_reasons(pairs))))
     return tables
+
+
+def _row(pair: Pair) -> dict[str, Cell]:
+    found, known = pair.found, pair.measured is not None
+    return {
+        "recipe": found.recipe, "other": found.other, "difference": pair.measured, "verdict": found.verdict,
+        "p": None if found.p is None else f"{found.p:.3f}" if found.p >= 0.001 else "<0.001",
+        "n_seeds": exact(found.n_seeds if known else None), "n_documents": exact(found.n_documents if known else None),
+    }
+
+
+def _reasons(pairs: Sequence[Pair]) -> list[str]:
+    """What the pairs' notes say, each once, with the pairs that it is said of."""
+    said: dict[str, list[str]] = {}
+    for found in (pair.found for pair in pairs):
+        if found.note:
+            said.setdefault(found.note, []).append(f"{found.recipe} against {found.other}")
+    return [f"{'all pairs' if len(on) == len(pairs) > 1 else '; '.join(on)}: {note}." for note, on in said.items()]

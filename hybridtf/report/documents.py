@@ -9,6 +9,7 @@ from hybridtf.core.files import atomic_file
 from hybridtf.report import detail_tables, tables
 from hybridtf.report import evidence as ev
 from hybridtf.report.differences import difference_tables
+from hybridtf.report.fits_table import fits_table
 from hybridtf.report.markup import markdown_text
 from hybridtf.report.table import Table
 
@@ -19,7 +20,8 @@ def all_tables(evidence: ev.Evidence) -> list[Table]:
     """The comparison, and all others that have rows, in the order of the page."""
     details = [
         detail_tables.quality_table(evidence), *difference_tables(evidence), detail_tables.extrapolation_table(evidence),
-        detail_tables.speed_table(evidence), detail_tables.memory_table(evidence),
+        detail_tables.speed_table(evidence), detail_tables.kernel_table(evidence), detail_tables.memory_table(evidence),
+        fits_table(evidence),
     ]  # fmt: skip
     return [*tables.compare_by_task(evidence), *(table for table in details if table.rows)]
 

@@ -34,10 +34,11 @@ _SAID = (
     (re.compile(r"timed?.?out|time limit", re.IGNORECASE), TIMED_OUT),
     (re.compile(r"non.?finite|not finite|\bnan\b|\binf(inity)?\b", re.IGNORECASE), NOT_FINITE),
     (re.compile(r"not.?run\b", re.IGNORECASE), NOT_RUN),
+    (re.compile(r"crashed", re.IGNORECASE), CRASHED),
 )
 
 # The number that a record of a kind is there for: without it, its note says why.
-_MAIN = {"quality": "value", "speed": "tokens_per_s", "memory": "peak"}
+_MAIN = {"quality": "value", "speed": "tokens_per_s", "kernel": "median_s", "memory": "peak"}
 
 
 def outcome(record: Record) -> str | None:
@@ -59,6 +60,12 @@ def outcome(record: Record) -> str | None:
 def word(text: str) -> str | None:
     """The word for what ``text`` says, or None."""
     return next((said for pattern, said in _SAID if pattern.search(text)), None)
+
+
+def ended(name: object) -> str:
+    """The word for the outcome that a record names (``hybridtf.bench.outcomes``); ``ok`` stays. Others, of older records, are
+    errors of other kinds."""
+    return str(name) if name == "ok" else word(str(name)) or CRASHED
 
 
 def summary(outcomes: Sequence[str | None]) -> str | None:

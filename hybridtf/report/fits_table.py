@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hybridtf.report import evidence as ev
-from hybridtf.report import numbers
+from hybridtf.report import failures, numbers
 from hybridtf.report.table import Cell, Column, Table, exact
 
 NOTE = (
@@ -47,12 +47,7 @@ def _row(label: str, record: ev.Record) -> dict[str, Cell]:
 def why(record: ev.Record) -> str | None:
     """How the upper end of the interval failed, in words; None where nothing failed."""
     fails = record.get("fails")
-    return outcome_words(fails.get("outcome")) if isinstance(fails, dict) else None
-
-
-def outcome_words(outcome: object) -> str:
-    """An outcome as people read it: out of memory, timed out, non finite and failed stay four answers."""
-    return str(outcome).replace("_", " ")
+    return failures.ended(fails.get("outcome")) if isinstance(fails, dict) else None
 
 
 def tried(record: ev.Record) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from hybridtf.bench.pareto import pareto_front
 from hybridtf.report import evidence as ev
 from hybridtf.report import failures
 from hybridtf.report.chart_data import interval
@@ -62,13 +63,8 @@ def _gave(training: ev.Record, subject: ev.Subject, measure: ev.Measure | None) 
 
 def front(rows: Sequence[Row], higher_is_better: bool) -> list[Row]:
     """The rows that no other one beats (as good in score and cost, and better in one), from the cheapest on."""
-    sign = -1.0 if higher_is_better else 1.0
-
-    def beats(one: Row, two: Row) -> bool:
-        a, b = (one["cost"], sign * one["value"]), (two["cost"], sign * two["value"])
-        return a != b and a[0] <= b[0] and a[1] <= b[1]
-
-    return sorted((row for row in rows if not any(beats(other, row) for other in rows)), key=lambda row: row["cost"])
+    kept = pareto_front([(row["cost"], row["value"]) for row in rows], ("lower", "higher" if higher_is_better else "lower"))
+    return sorted((rows[i] for i in kept), key=lambda row: row["cost"])
 
 
 @dataclass(frozen=True)
@@ -107,5 +103,3 @@ def _sweep(evidence: ev.Evidence, kind: str, measure: ev.Measure) -> Sweep | Non
             elif score is not None:
                 left_out.append(f"{subject.label} at {rate:g}: {score}")
     return Sweep(measure, rows, left_out) if rows else None
-
-

@@ -24,6 +24,7 @@ from hybridtf.report.chart import Chart, to_svg
 from hybridtf.report.charts import build_charts
 from hybridtf.report.differences import difference_tables
 from hybridtf.report.extras import need
+from hybridtf.report.fits_table import fits_table
 from hybridtf.report.html_table import html_table
 from hybridtf.report.inert_json import inert_json
 from hybridtf.report.palette import Key, recipe_keys
@@ -128,6 +129,8 @@ def _details(evidence: ev.Evidence) -> dict[str, Table]:
         "extrapolation": detail_tables.extrapolation_table(evidence),
         "speed": detail_tables.speed_table(evidence),
         "memory": detail_tables.memory_table(evidence),
+        "kernel-speed": detail_tables.kernel_table(evidence),
+        "fits": fits_table(evidence),
     }
 
 

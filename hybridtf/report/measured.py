@@ -7,18 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from hybridtf.bench.bootstrap import student95
+
 Record: TypeAlias = Mapping[str, Any]
 
 REF = "#record"
 """Where a record that was gathered holds its name in the report; no harness writes a field of this name."""
-
-# Two-sided 95 % points of Student's t for 1, 2, ... degrees of freedom; the normal's beyond.
-_T95 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-_NORMAL95 = 1.960
-
 
 
 @dataclass(frozen=True)
@@ -110,7 +104,7 @@ def over_seeds(
     n = len(found)
     mean = math.fsum(value for value, _ in found) / n
     spread = math.sqrt(math.fsum((value - mean) ** 2 for value, _ in found) / (n - 1))
-    half = (_T95[n - 2] if n - 2 < len(_T95) else _NORMAL95) * spread / math.sqrt(n)
+    half = student95(n - 1) * spread / math.sqrt(n)
     own = [(value - bound[0], bound[1] - value) for value, bound in found if bound is not None]
     below = max([half, math.fsum(b for b, _ in own) / len(own)] if own else [half])
     above = max([half, math.fsum(a for _, a in own) / len(own)] if own else [half])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from hybridtf.report import differences, numbers
+from collections.abc import Sequence
+
+from hybridtf.report import differences, numbers, speeds
 from hybridtf.report import evidence as ev
 
 FAR = 16
@@ -14,11 +16,12 @@ def sentences(evidence: ev.Evidence) -> list[tuple[str, str]]:
     measure = evidence.measure()
     scores = {s.label: score for s in evidence.subjects if (score := ev.quality(s, measure)) is not None}
     trivial = evidence.baseline(measure)
+    pairs = [] if measure is None else differences.pairwise(evidence, measure)
     out = []
     for subject in evidence.subjects:
         parts = [
             _failure(subject),
-            _quality(evidence, subject, measure, scores, trivial),
+            _quality(subject, measure, scores, trivial, pairs),
             _extrapolation(subject),
             _speed(evidence, subject, "train", "trains"),
             _speed(evidence, subject, "decode", "decodes"),
@@ -37,8 +40,8 @@ def _failure(subject: ev.Subject) -> str:
 
 
 def _quality(
-    evidence: ev.Evidence, subject: ev.Subject, measure: ev.Measure | None, scores: dict[str, ev.Measured],
-    trivial: str | None,
+    subject: ev.Subject, measure: ev.Measure | None, scores: dict[str, ev.Measured], trivial: str | None,
+    pairs: Sequence[differences.Pair],
 ) -> str:
     own = scores.get(subject.label)
     if own is None or measure is None:
@@ -55,11 +58,11 @@ def _quality(
     baseline = ev.baseline(subject, measure, trivial)
     if baseline is not None:
         text += _beside(own, baseline, str(trivial))
-    return text if len(scores) == 1 else f"{text}; {_difference(evidence, subject, measure, scores)}"
+    return text if len(scores) == 1 else f"{text}; {_difference(subject, measure, scores, pairs)}"
 
 
 def _difference(
-    evidence: ev.Evidence, subject: ev.Subject, measure: ev.Measure, scores: dict[str, ev.Measured]
+    subject: ev.Subject, measure: ev.Measure, scores: dict[str, ev.Measured], pairs: Sequence[differences.Pair]
 ) -> str:
     """Whether it differs from the best of the others, which is the best of all where it is not that itself: as the table of
     differences has it."""
@@ -69,13 +72,12 @@ def _difference(
     if gap == 0:
         return f"{rival} has the same"
     named = f"the difference from {rival} ({numbers.digits(abs(gap), None, 2)} {'higher' if gap > 0 else 'lower'})"
-    other = next(s for s in evidence.subjects if s.label == rival)
-    verdict = differences.difference(subject, other, measure).verdict
-    if verdict == differences.UNKNOWN:
+    found = differences.between(pairs, subject.label, rival)
+    if found is None or found.verdict == "unknown":
         return f"without an interval of it, nothing says whether {named} is more than chance"
-    if verdict == differences.ALIKE:
-        return f"{named} is within its interval, so the two cannot be told apart"
-    return f"{named} is larger than its interval"
+    if found.verdict == "~":
+        return f"{named} is no more than chance may give, so the two cannot be told apart"
+    return f"{named} is more than chance gives"
 
 
 def _beside(own: ev.Measured, baseline: ev.Measured, name: str) -> str:
@@ -112,12 +114,13 @@ def _speed(evidence: ev.Evidence, subject: ev.Subject, phase: str, verb: str) ->
     if own is None:
         return ""
     text = f"it {verb} at {numbers.digits(own.value, own.half)} tokens/s"
-    others = [rate for label, rate in found.items() if label != subject.label]
-    if not others or own.value <= max(rate.value for rate in others):
+    others = [s for s in evidence.subjects if s.label != subject.label and s.label in found]
+    if not others or own.value <= max(found[s.label].value for s in others):
         return text
-    return f"{text}, the fastest" + (
-        " but within the spread of another" if any(own.overlaps(rate) for rate in others) else ""
-    )
+    alike = [s.label for s in others if not speeds.faster(subject, s, phase, condition)]
+    if not alike:
+        return f"{text}, the fastest"
+    return f"{text}, the highest rate, but nothing measured tells it from that of {' and '.join(alike)}"
 
 
 def _state(subject: ev.Subject) -> str:

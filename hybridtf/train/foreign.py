@@ -6,7 +6,6 @@ Axes: b batch, t time.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self, TypeAlias
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from hybridtf.core import BuildContext, ConfigError, ModelConfig, ParamSpec, Role, Segments, Stack, TaskConfig
 from hybridtf.core.init import constant
 from hybridtf.cost.calls import IGNORED, call, device_of, has_state
+from hybridtf.cost.foreign import adapted, has_known_state
 from hybridtf.models.language_model import Loss
 from hybridtf.tasks import Task
 
@@ -73,17 +73,18 @@ def _made(factory: Factory, task: Task, seed: int) -> nn.Module:
 
 
 class ForeignModel(nn.Module):
-    """A foreign module with what training asks of a model: a loss, and a role for every parameter.
+    """A foreign module with what training asks of a model: a loss, and a role for every parameter. It reads documents in one
+    row apart, by segments of its own or as :mod:`hybridtf.cost.foreign` has it.
 
     A parameter of one axis is a norm or a bias, which is not decayed; any other one is a matrix.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = model
-        if has_state(model):
-            self.init_state = model.init_state
-        self.takes_segments = "segments" in inspect.signature(model.forward).parameters
+        self.model = adapted(model)
+        if has_state(self.model):
+            self.init_state = self.model.init_state
+        self.known_state = has_known_state(self.model)
 
     @property
     def device(self) -> torch.device:
@@ -101,14 +102,8 @@ class ForeignModel(nn.Module):
         return {name: ParamSpec(role(p), constant(0.0)) for name, p in self.named_parameters(remove_duplicate=False)}
 
     def forward(self, ids: Tensor, segments: Segments | None = None, **options: Any) -> Any:
-        """What the module answers. Raises :class:`ConfigError` for documents in one row where it cannot tell them apart."""
-        if segments is None:
-            return self.model(ids, **options)
-        if not self.takes_segments:
-            raise ConfigError(
-                f"{type(self.model).__name__}.forward takes no segments: rows of several documents would run into each other"
-            )
-        return self.model(ids, segments=segments, **options)
+        """What the module answers. Raises :class:`ConfigError` for segments that it cannot honour."""
+        return self.model(ids, **({} if segments is None else {"segments": segments}), **options)
 
     def loss(self, inputs: Tensor, targets: Tensor, segments: Segments | None = None) -> Loss:
         """Cross-entropy of ``targets`` (b t; -100 is not scored) given ``inputs`` (b t), in float32 at least."""

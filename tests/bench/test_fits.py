@@ -32,7 +32,7 @@ class Trials:
 
 
 def up_to(limit, how="out_of_memory"):
-    return Trials(lambda n, turn: "fits" if n <= limit else how)
+    return Trials(lambda n, turn: "ok" if n <= limit else how)
 
 
 def limits():
@@ -76,29 +76,29 @@ def test_the_longest_allowed_may_fit():
     assert search_fits(up_to(1 << 30)).fits == 1 << 20
 
 
-@pytest.mark.parametrize("how", [o for o in OUTCOMES if o != "fits"])
+@pytest.mark.parametrize("how", [o for o in OUTCOMES if o != "ok"])
 def test_every_way_to_fail_is_told_apart(how):
     found = search_fits(up_to(3000, how))
     assert found.fails.outcome == how
-    assert {p.outcome for p in found.probes} == {"fits", how}
+    assert {p.outcome for p in found.probes} == {"ok", how}
 
 
 def test_outcomes_that_mix_each_keep_their_name():
-    steps = ((5000, "fits"), (5500, "non_finite"), (60_000, "timed_out"), (1 << 40, "failed"))
+    steps = ((5000, "ok"), (5500, "non_finite"), (6000, "timed_out"), (1 << 40, "crashed"))
     found = search_fits(Trials(lambda n, turn: next(how for end, how in steps if n < end)))
     assert found.fits < 5000 <= found.fails.length
     assert found.fails.outcome == "non_finite"
     assert all(p.outcome == next(how for end, how in steps if p.length < end) for p in found.probes)
-    assert {p.outcome for p in found.probes} == {"fits", "non_finite", "timed_out", "failed"}
+    assert {p.outcome for p in found.probes} == {"ok", "non_finite", "timed_out", "crashed"}
 
 
 def test_a_length_that_fits_once_only_does_not_fit():
-    trials = Trials(lambda n, turn: "fits" if n <= 2000 or (n <= 2500 and turn == 1) else "out_of_memory")
+    trials = Trials(lambda n, turn: "ok" if n <= 2000 or (n <= 2500 and turn == 1) else "out_of_memory")
     found = search_fits(trials, trials=40)
     assert found.fits <= 2000 < found.fails.length
     assert found.confirmed
     assert found.resolution <= RESOLUTION
-    unsure = search_fits(Trials(lambda n, turn: "fits" if turn == 1 and n < 3000 else "timed_out"))
+    unsure = search_fits(Trials(lambda n, turn: "ok" if turn == 1 and n < 3000 else "timed_out"))
     assert not unsure.confirmed
     assert len(unsure.probes) <= 12
 
@@ -132,7 +132,7 @@ def test_searches_of_nothing_are_refused(wrong):
 def test_the_record_holds_every_trial():
     def trial(one, phase, batch_size, length, limit_bytes, timeout_s):
         assert (one.name, phase, batch_size, limit_bytes, timeout_s) == ("tiny", "decode", 2, 1 << 20, 7.0)
-        return {"outcome": "fits" if length <= 1500 else "timed_out", "error": None, "seconds": 0.5, "peak": length}
+        return {"outcome": "ok" if length <= 1500 else "timed_out", "error": None, "seconds": 0.5, "peak": length}
 
     seen = []
     record = measure_fits(
@@ -149,7 +149,7 @@ def test_the_record_holds_every_trial():
 
 def test_a_model_that_always_fails_is_recorded_and_ends_no_sweep():
     def trial(*args):
-        return {"outcome": "failed", "error": "ValueError: no"}
+        return {"outcome": "crashed", "error": "ValueError: no"}
 
     record = measure_fits(subject("a"), limit_bytes=1 << 30, trial=trial)
     assert (record["fits"], record["ended"]) == (None, "nothing_fits")
@@ -183,15 +183,15 @@ GROWS = Subject("grows", grows, vocab_size=5)
 
 @pytest.mark.parametrize(
     ("length", "limit_mib", "outcome", "words"),
-    [(20, 200, "fits", None), (400, 200, "out_of_memory", "memory"), (300, 1000, "non_finite", "finite"),
-     (600, 2000, "failed", "too many for me")],
+    [(20, 200, "ok", None), (400, 200, "out_of_memory", "memory"), (300, 1000, "non_finite", "finite"),
+     (600, 2000, "crashed", "too many for me")],
 )
 @pytest.mark.slow
 def test_a_child_tells_its_outcomes_apart(length, limit_mib, outcome, words):
     found = run_trial(GROWS, "prefill", 1, length, limit_mib << 20, 200.0)
     assert found["outcome"] == outcome
     assert words is None or words in found["error"].lower()
-    if outcome == "fits":
+    if outcome == "ok":
         assert 18 << 20 < found["peak"] < 40 << 20
 
 
@@ -207,7 +207,7 @@ def test_refusal_10_every_trial_is_a_process_of_its_own(monkeypatch):
 
         def communicate(self, request, timeout):
             (_, _, length, limit_bytes, _), _ = pickle.loads(request)
-            how = "fits" if length <= limit_bytes else "out_of_memory"
+            how = "ok" if length <= limit_bytes else "out_of_memory"
             return json.dumps({"outcome": how, "error": None}).encode(), b""
 
         def poll(self):
@@ -223,7 +223,10 @@ def test_refusal_10_every_trial_is_a_process_of_its_own(monkeypatch):
 
 @pytest.mark.parametrize(
     ("code", "err", "outcome"),
-    [(-9, b"", "out_of_memory"), (-6, b"what: std::bad_alloc", "out_of_memory"), (-11, b"", "failed"), (3, b"no", "failed")],
+    [
+        (-9, b"", "out_of_memory"), (-6, b"what: std::bad_alloc", "out_of_memory"), (-11, b"", "crashed"),
+        (3, b"no", "crashed"),
+    ],
 )
 def test_the_end_of_a_child_that_says_nothing_is_told(code, err, outcome):
     found = _answer(GROWS, code, b"", err)

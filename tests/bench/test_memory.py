@@ -278,7 +278,7 @@ def test_refusal_4_a_peak_that_was_not_reset(allocator):
 
 def test_a_cpu_that_resets_no_peak_gives_no_rest(monkeypatch):
     def trial(*args):
-        return {"outcome": "fits", "error": None, "resident": {"before": 1, "peak": None}, "seconds": 1.0}
+        return {"outcome": "ok", "error": None, "resident": {"before": 1, "peak": None}, "seconds": 1.0}
 
     monkeypatch.setattr("hybridtf.bench.memory.run_trial", trial)
     found = measure_memory(subject("a"), length=9, rest=True)

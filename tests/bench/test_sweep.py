@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Literal
 
 import pytest
@@ -12,15 +13,17 @@ from filelock import FileLock
 from hybridtf.bench import CompareOptions, Foreign, Subject, compare, pairwise, pareto_axes, read_records, select
 from hybridtf.bench import learning as module
 from hybridtf.bench.arms import Tasks, groups_of
-from hybridtf.bench.cells import WORDS
+from hybridtf.bench.outcomes import OUTCOMES
 from hybridtf.bench.sweep import choose
 from hybridtf.core import ConfigError, NonFiniteError, TaskConfig
 from hybridtf.cost import count_flops
 from hybridtf.cost.phases import TrainStep
 from hybridtf.models import LanguageModelConfig
 from hybridtf.recipe import Recipe
+from hybridtf.tasks import TextConfig
 from hybridtf.train import RunFolder, TrainConfig, build_optimizer, load_model
 from tests.bench.bench_cases import BLOCKS, RECALL, TASK, TRAIN, recipe, table_for
+from tests.bench.foreign_cases import llama
 
 QUIET = CompareOptions(
     progress="none", multiples=(1, 2), max_documents=2, eval_tokens=400, speed_phases=(), memory_phases=()
@@ -131,8 +134,7 @@ def test_refusal_12_a_failed_cell_is_a_word_and_never_averaged_over(tmp_path, mo
     found = compare(both, tmp_path, seeds=range(4), options=QUIET)
     results = {r["seed"]: r["result"] for r in select(found, "train", recipe="m")}
     assert results == {0: "ok", 1: "out_of_memory", 2: "non_finite", 3: "crashed"}
-    assert set(results.values()) - {"ok"} < set(WORDS)
-    assert len({WORDS[name] for name in WORDS}) == 5
+    assert set(results.values()) < set(OUTCOMES)
     failed = [r for r in select(found, "train", recipe="m") if r["failed"]]
     assert all(r["flops"] is None and r["tokens_per_s"] is None for r in failed)
     assert [r["seed"] for r in select(found, "quality", recipe="m")] == [0]
@@ -243,3 +245,36 @@ def test_units_of_the_records_are_small(tmp_path):
     assert quality["units"]["n_tokens"] == 1
     assert len(quality["units"]["nats"]) == quality["n_documents"] == 24
     assert len(json.dumps(quality["units"])) < 1000
+
+
+def nats_of(model, inputs, targets):
+    """Nats (float) of one document (t) that is read by itself."""
+    return float(torch.nn.functional.cross_entropy(model(inputs[None]).logits[0], targets, reduction="sum"))
+
+
+def test_packed_documents_do_not_reach_each_other_in_a_model_of_transformers(tmp_path):
+    """Its ``forward`` swallows ``segments``: what is trained and scored must be the documents one by one."""
+    (tmp_path / "texts").mkdir()
+    for i in range(30):
+        words = f"{i} sat on {chr(97 + i % 26) * (i % 7 + 2)}."
+        (tmp_path / "texts" / f"{i}.txt").write_text(words if i % 3 else words.ljust(48, "!"))
+    text = TextConfig(source=str(tmp_path / "texts"), held_out=0.3)
+    config = TrainConfig(**{**TRAIN, "steps": 2, "batch_size": 8, "seq_len": 48, "log_every": 1, "lr": 1e-2})
+    entrant = {"llama": Foreign(llama, config)}
+    given = options(tasks={"text": text}, multiples=(1,), eval_tokens=None, speed_phases=("decode",), context=8, repeats=1)
+    found = compare(entrant, tmp_path / "out", options=given)
+    ((arm,),) = groups_of(entrant, given, Tasks())
+    task = text.load(0)
+    batch = next(iter(task.train_batches(8, 48)))
+    parts = [(row, ids == i) for row, ids in enumerate(batch.segments.ids) for i in ids[ids > 0].unique()]
+    assert len(parts) > 10  # documents in 8 rows
+    with torch.no_grad():
+        fresh = arm.subject(0).build().model.model
+        nats = [nats_of(fresh, batch.inputs[row][part], batch.targets[row][part]) for row, part in parts]
+        assert select(found, "train")[0]["curve"][0][2] == pytest.approx(sum(nats) / batch.n_tokens, rel=1e-5)
+        trained = load_model(tmp_path / "out" / "runs" / arm.cell(0).key, config=arm.recipe.model).eval().model.model
+        nats = [nats_of(trained, document.inputs, document.targets) for document in task.eval_documents()]
+        (quality,) = select(found, "quality")
+        assert quality["value"] == pytest.approx(sum(nats) / quality["n_bytes"] / math.log(2), rel=1e-5)
+    assert select(found, "extrapolation")[0]["state_bytes"] == [None]  # its cache is known by reading alone
+    assert select(found, "speed", phase="decode")[0]["tokens_per_s"] > 0

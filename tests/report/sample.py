@@ -4,6 +4,8 @@ import math
 import random
 from typing import Any
 
+from hybridtf.bench.quality import COLUMNS
+
 ENVIRONMENT = {
     "python": "3.11.9",
     "torch": "2.13.0+cpu",
@@ -94,6 +96,15 @@ def train(name: str, seed: int = 0) -> dict[str, Any]:
                   flops=700 * 4096 * 6 * FLOPS.get(name, 0), lr=1e-3, failed=None)  # fmt: skip
 
 
+def units(name: str, value: float, n_bytes: int, n_documents: int) -> dict[str, Any]:
+    """Sums of equal documents, some of them harder for all recipes and some for one, whose bits per byte are ``value``."""
+    hard, own = random.Random("hard"), random.Random(name)
+    bits = [value + hard.gauss(0, 0.08) + own.gauss(0, 0.05) for _ in range(n_documents)]
+    size = n_bytes // n_documents
+    nats = [(b + value - sum(bits) / n_documents) * size * math.log(2) for b in bits]
+    return {**dict.fromkeys(COLUMNS, 0), "nats": nats, "n_tokens": size, "n_bytes": size, "n_rows": 1}
+
+
 def quality(name: str, seed: int = 0, shift: float = 0.0) -> dict[str, Any]:
     value, half = RECIPES[name][2] + shift, RECIPES[name][3]
     return common(
@@ -109,19 +120,23 @@ def quality(name: str, seed: int = 0, shift: float = 0.0) -> dict[str, Any]:
         n_bytes=1_204_331,
         n_documents=25,
         n_tokens=1_204_331,
+        units=units(name, value, 1_204_331, 25),
     )
 
 
 def recall(name: str, value: float, far: float | None = None) -> dict[str, Any]:
     """A score on a task that is no text, with its two kinds of rows."""
+    draw = random.Random(name)
+    right = [sum(draw.random() < value for _ in range(12)) for _ in range(896)]
     groups = {"64 tokens, 8 pairs": value, "256 tokens, 32 pairs": value if far is None else far}
     return common(
         "quality", name, task="mqar", metric="accuracy", value=value, interval=[value - 0.01, value + 0.01],
-        higher_is_better=True, baselines={"chance": 0.0078, "own_value": 0.0729}, n_bytes=0, n_documents=896, n_tokens=12_288,
+        higher_is_better=True, baselines={"chance": 0.0078, "own_value": 0.0729}, n_bytes=0, n_documents=896, n_tokens=10_752,
         groups={
             group: {"value": score, "interval": [score - 0.02, score + 0.02], "n_tokens": 4096}
             for group, score in groups.items()
         },
+        units={**dict.fromkeys(COLUMNS, 0), "n_correct": right, "n_tokens": 12, "n_rows": 1},
     )
 
 
@@ -172,6 +187,24 @@ def memory(name: str, phase: str = "train") -> dict[str, Any]:
     )
     longest = {"limit_bytes": 2_000_000_000, "length": 3391, "phase": phase, "batch_size": 8, "at_least": False}
     return common("memory", name, phase=phase, batch_size=8, length=512, **parts, longest=longest)
+
+
+def kernel(name: str, which: str, time: float, verdict: str) -> dict[str, Any]:
+    """A kernel of a recipe, ``time`` times as long as the first."""
+    ratio = {"against": "chunked", "time": time, "interval": [0.98 * time, 1.02 * time], "verdict": verdict, "refused": []}
+    return common(
+        "kernel", name, op="ssd", kernel=which, phase="train", batch_size=8, length=512, median_s=2e-3 * time,
+        p20_s=1.9e-3 * time, p80_s=2.2e-3 * time, cold={"median_s": 3e-3 * time}, ratio=ratio, refused=[], note=None,
+    )  # fmt: skip
+
+
+def fits(name: str, **more: Any) -> dict[str, Any]:
+    """The longest length that was found by trial."""
+    fails = {"length": 3440, "outcome": "out_of_memory", "error": "no"}
+    return common(
+        "fits", name, phase="train", batch_size=8, limit_bytes=2_000_000_000, fits=3391, fails=fails, confirmed=True,
+        probes=[fails] * 11, **more,
+    )  # fmt: skip
 
 
 def extrapolation(name: str, seed: int = 0) -> dict[str, Any]:
@@ -246,6 +279,7 @@ def wide_records() -> list[dict[str, Any]]:
         shift = 0.002 * len(name)
         out += [quality(name, 1, 0.02 + shift), quality(name, 2, -0.01 - shift), train(name, 1), train(name, 2)]
         out += [beyond(name), beyond(name, seed=1), recall(name, first, far)]
+    out += [kernel("mamba2", "chunked", 1.0, "~"), kernel("mamba2", "reference", 3.1, "slower"), fits("mamba2")]
     oom = {"tokens_per_s": None, "median_s": None, "spread_s": None, "times": [], "note": "out of memory"}
     out.append({**speed("attention", "prefill", 8192, 1), **oom})
     out.append(failed("diverged", "NonFiniteError: the loss at step 41 is nan"))

@@ -52,6 +52,7 @@ def test_latex_tables_have_the_same_cells_units_and_notes(tmp_path: Path) -> Non
     assert text.count(r"\begin{table}") == len(tables) == text.count(r"\toprule") == text.count(r"\bottomrule")
     labels = re.findall(r"\\label\{([^}]*)\}", text)
     assert labels[0] == "tab:comparison"
+    assert {"tab:kernels", "tab:longest-that-fits"} < set(labels)
     assert len(set(labels)) == len(labels)
     cells = body(text)
     assert [len(row) for row in cells] == [len(t.columns) for t in tables for _ in t.rows]

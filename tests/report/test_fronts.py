@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from hybridtf.bench import pareto_axes
 from hybridtf.report import front_data, length_data, marks
 from hybridtf.report.chart import Chart, to_svg
 from hybridtf.report.charts import build_charts
@@ -44,6 +45,21 @@ def test_points_of_all_three_costs() -> None:
     assert all(row["value"] == 2.284 and row["record"].startswith("quality-attention-sotu-seed0-") for row in first)
 
 
+def test_the_points_are_those_of_the_harness() -> None:
+    """``bench.pareto_axes`` reads records for those who compute with them, the report for those who look: one answer."""
+    evidence, found = gather(sample.records()), {axis.cost: axis for axis in pareto_axes(sample.records())}
+    for cost, rows_of in (
+        ("state_bytes", front_data.state_rows), ("train_flops", front_data.flops_rows),
+        ("decode_seconds", front_data.decode_rows),
+    ):  # fmt: skip
+        rows = [r for r in rows_of(evidence, evidence.measure()) if r.get("length", 65536) == 65536]
+        best = [row["recipe"] for row in front_data.front(rows, higher_is_better=False)]
+        assert [(r["recipe"], r["value"], r["cost"]) for r in rows] == [
+            (p.recipe, p.value, pytest.approx(p.cost)) for p in found[cost].points
+        ]
+        assert sorted(best) == sorted(p.recipe for p in found[cost].points if p.on_front)
+
+
 def test_a_recipe_of_which_a_seed_failed_has_no_point() -> None:
     evidence = gather([*sample.records(), sample.failed("mamba2", "out_of_memory", 1)])
     assert {row["recipe"] for row in front_data.state_rows(evidence, evidence.measure())} == {"attention", "hybrid-3m1a"}
@@ -58,7 +74,7 @@ def test_learning_rates_and_the_one_that_was_chosen() -> None:
     assert found == [(1e-4, False), (1e-3, True), (1e-2, False)]
     assert sweep.rows[0]["value"] == pytest.approx(2.284 + 0.2)
     # the score is that of the chosen rate, and no mean over rates
-    assert [d.difference.value for d in pairwise(evidence, sweep.measure) if d.difference] == pytest.approx([0.041])
+    assert [pair.found.value for pair in pairwise(evidence, sweep.measure)] == pytest.approx([0.041])
     unsaid = gather([sample.tried("mamba2", rate) for rate in rates])
     assert front_data.state_rows(unsaid, unsaid.measure()) == []
     charts = {chart.name: chart for chart in build_charts(evidence)}

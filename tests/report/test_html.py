@@ -251,6 +251,17 @@ def test_every_number_of_every_table_leads_to_its_records(wide_page: Path) -> No
     assert {str(a["href"])[1:] for tag, a in page.elements if tag == "a"} <= ids
 
 
+def test_kernels_and_lengths_that_were_tried_have_sections_where_there_are_any(wide_page: Path, tmp_path: Path) -> None:
+    text = wide_page.read_text()
+    for name, inside in (("kernel-speed", "reference"), ("fits", "3,440")):
+        (part,) = re.findall(rf'<section aria-labelledby="{name}">.*?</section>', text, re.DOTALL)
+        assert inside in part
+        assert f'<a href="#{name}">' in text
+    bare = write_report(sample.records(), tmp_path / "bare.html").read_text()
+    assert "#kernel-speed" not in bare
+    assert "#fits" not in bare
+
+
 def test_a_record_is_one_fold_with_its_json_and_without_what_the_report_added() -> None:
     record = sample.beyond("mamba2")
     (entry,) = record_list(gather([record]), [record])

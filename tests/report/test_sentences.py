@@ -1,5 +1,8 @@
 """Sentences say what the records say, and no more."""
 
+import pytest
+
+from hybridtf.bench.quality import COLUMNS
 from hybridtf.report.differences import difference_tables
 from hybridtf.report.evidence import gather
 from hybridtf.report.sentences import sentences
@@ -14,7 +17,7 @@ def test_the_lowest_and_a_difference_that_is_one() -> None:
     text = said(sample.records())
     assert text["hybrid-3m1a"].startswith(
         "has the lowest held-out bits per byte, 2.131 (95 % interval 2.101 to 2.161), 1.3 below the bigram model's 3.39"
-        "; the difference from mamba2 (0.11 higher) is larger than its interval"
+        "; the difference from mamba2 (0.11 higher) is more than chance gives"
     )
     assert "lowest" not in text["attention"]
     assert "at 16 times the trained length it gets worse (2.284 to 4.364)" in text["attention"]
@@ -27,11 +30,11 @@ def test_a_difference_within_the_intervals() -> None:
     close = sample.quality("attention", shift=-0.03)
     text = said([close, sample.quality("mamba2")])
     for label in ("attention", "mamba2"):
-        assert "within its interval, so the two cannot be told apart" in text[label]
+        assert "no more than chance may give, so the two cannot be told apart" in text[label]
 
 
 def test_without_intervals_nothing_is_claimed() -> None:
-    records = [{**sample.quality(name), "interval": None} for name in ("attention", "mamba2")]
+    records = [{**sample.quality(name), "units": None} for name in ("attention", "mamba2")]
     assert "nothing says whether the difference" in said(records)["attention"]
 
 
@@ -61,9 +64,9 @@ def test_accuracy_is_better_the_higher() -> None:
     text = said([sample.recall("attention", 0.61), sample.recall("hybrid-3m1a", 0.98)])
     assert text["hybrid-3m1a"].startswith(
         "has the highest held-out accuracy, 0.980 (95 % interval 0.970 to 0.990), 0.91 above the 0.0729 of the trivial model "
-        "'own value'; the difference from attention (0.37 lower) is larger than its interval"
+        "'own value'; the difference from attention (0.37 lower) is more than chance gives"
     )
-    assert "the difference from hybrid-3m1a (0.37 higher) is larger than its interval" in text["attention"]
+    assert "the difference from hybrid-3m1a (0.37 higher) is more than chance gives" in text["attention"]
 
 
 def test_the_sentence_and_the_table_of_differences_say_the_same() -> None:
@@ -73,7 +76,56 @@ def test_the_sentence_and_the_table_of_differences_say_the_same() -> None:
     evidence = gather([{**r, "value": r["value"] + 0.001 * r["seed"]} if r["recipe"] == "mamba2" else r for r in records])
     (table,) = difference_tables(evidence)
     assert table.rows[0]["verdict"] == "worse"
-    assert "is larger than its interval" in dict(sentences(evidence))["attention"]
+    assert "is more than chance gives" in dict(sentences(evidence))["attention"]
+
+
+def test_records_without_sums_by_document_are_compared_over_their_seeds_alone() -> None:
+    names = ("attention", "mamba2")
+    records = [{**sample.quality(name, seed, 0.001 * seed), "units": None} for name in names for seed in (0, 1, 2)]
+    (table,) = difference_tables(gather(records))
+    assert [(row["verdict"], row["n_documents"]) for row in table.to_rows()] == [("worse", 0)]
+    assert "drawn over seeds alone" in table.notes[1]
+    (one,) = difference_tables(gather(records[::3]))
+    assert (one.to_rows()[0]["verdict"], one.to_rows()[0]["difference"]) == ("unknown", pytest.approx(0.041))
+    assert "show no spread" in one.notes[1] or "one seed" in one.notes[1]
+
+
+@pytest.mark.parametrize("units", [{"nats": 1}, [1, 2], dict.fromkeys(COLUMNS, "x"), dict.fromkeys(COLUMNS, (1, 2, 3))])
+def test_sums_that_cannot_be_read_are_none(units: object) -> None:
+    records = [{**sample.quality(name), "units": units} for name in ("attention", "mamba2")]
+    assert difference_tables(gather(records))[0].rows[0]["verdict"] == "unknown"
+
+
+def timed(name: str, rate: float, time: float, verdict: str, **more: object) -> dict:
+    """A record beside attention, which it takes ``time`` times as long as."""
+    ends = [0.98 * time, 1.02 * time]
+    ratio = {"against": "attention", "time": time, "interval": ends, "verdict": verdict, "refused": [], **more}
+    return {**sample.speed(name, "train"), "tokens_per_s": rate, "spread_s": 0.0, "ratio": ratio}
+
+
+@pytest.mark.parametrize(
+    ("mamba2", "hybrid", "fastest", "alike"),
+    [
+        ((90, 1.11, "slower"), (80, 1.25, "slower"), "attention", None),
+        ((99, 1.01, "~"), (80, 1.25, "slower"), "attention", "mamba2"),
+        ((150, 0.67, "faster"), (120, 0.83, "faster"), "mamba2", None),
+        ((122, 0.82, "faster"), (120, 0.83, "faster"), "mamba2", "hybrid-3m1a"),
+        ((150, 0.67, "~"), (120, 0.83, "faster"), "mamba2", "attention"),
+    ],
+)
+def test_the_fastest_is_what_the_verdicts_bear(mamba2: tuple, hybrid: tuple, fastest: str, alike: str | None) -> None:
+    text = said([timed("attention", 100, 1.0, "~"), timed("mamba2", *mamba2), timed("hybrid-3m1a", *hybrid)])
+    assert [name for name in text if "the fastest" in text[name]] == ([fastest] if alike is None else [])
+    if alike is not None:
+        assert f"the highest rate, but nothing measured tells it from that of {alike}" in text[fastest]
+
+
+def test_a_refused_ratio_and_an_unknown_interval_bear_no_fastest() -> None:
+    few = {"refused": ["5 rounds are too few"]}
+    text = said([timed("attention", 100, 1.0, "~", **few), timed("mamba2", 50, 2.0, "~", **few)])
+    assert "the fastest" not in text["attention"]
+    records = [{**sample.speed(name, "train"), "spread_s": None} for name in ("attention", "mamba2")]
+    assert "nothing measured tells it from that of mamba2" in said(records)["attention"]
 
 
 def test_a_seed_that_failed_leaves_no_mean() -> None:

@@ -153,11 +153,11 @@ def test_refusal_12_every_way_to_have_no_number_keeps_its_word() -> None:
         records.append(one | dict.fromkeys(("weights", "gradients", "optimizer", "activations", "state", "peak")))
     records.append({**sample.memory("mamba2"), "result": "ok"})
     table = memory_table(gather(records))
-    assert [row["peak"] for row in table.to_rows()[:3]] == ["out of memory", "timed out", "non finite"]
+    assert [row["peak"] for row in table.to_rows()[:3]] == ["out of memory", "timed out", "not finite"]
     assert table.to_rows()[3]["peak"] > 0
     assert table.to_rows()[3]["rest"] is None  # not run
     text = table.to_markdown()
-    for words in ("out of memory", "timed out", "non finite", "not measured"):
+    for words in ("out of memory", "timed out", "not finite", "not measured"):
         assert words in text
 
 
@@ -167,22 +167,14 @@ def test_no_mean_hides_a_seed_that_failed() -> None:
     assert memory_table(gather(seeds)).to_rows()[0]["peak"] == "out of memory in 1 of 3 seeds"
 
 
-def fits_record(**more: object) -> dict[str, object]:
-    fails = {"length": 3440, "outcome": "out_of_memory", "error": "no"}
-    return sample.common(
-        "fits", "mamba2", phase="train", batch_size=8, limit_bytes=2_000_000_000, fits=3391, fails=fails, confirmed=True,
-        probes=[fails] * 11, **more,
-    )
-
-
 def test_lengths_that_were_tried() -> None:
-    row = fits_table(gather([fits_record()])).to_rows()[0]
+    row = fits_table(gather([sample.fits("mamba2")])).to_rows()[0]
     assert (row["fits"], row["fails"], row["why"], row["confirmed"], row["trials"]) == (3391, 3440, "out of memory", "yes", 11)
-    nothing = {**fits_record(), "fits": None, "fails": {"length": 1, "outcome": "timed_out"}}
+    nothing = {**sample.fits("mamba2"), "fits": None, "fails": {"length": 1, "outcome": "timed_out"}}
     assert fits_table(gather([nothing])).to_rows()[0]["fits"] == "none: timed out"
-    most = {**fits_record(), "fails": None}
+    most = {**sample.fits("mamba2"), "fails": None}
     assert fits_table(gather([most])).to_rows()[0]["fails"] == "none tried"
-    with_memory = memory_table(gather([sample.memory("mamba2"), fits_record()])).to_rows()[0]
+    with_memory = memory_table(gather([sample.memory("mamba2"), sample.fits("mamba2")])).to_rows()[0]
     assert with_memory["longest"] == f"3,391 to 3,440 tokens in 2.00{THIN}GB (out of memory)"
     predicted = sample.memory("mamba2")
     predicted["longest"] |= {"predicted": True, "length": None}
