@@ -153,11 +153,11 @@ def test_refusal_12_every_way_to_have_no_number_keeps_its_word() -> None:
         records.append(one | dict.fromkeys(("weights", "gradients", "optimizer", "activations", "state", "peak")))
     records.append({**sample.memory("mamba2"), "result": "ok"})
     table = memory_table(gather(records))
-    assert [row["peak"] for row in table.to_rows()[:3]] == ["out of memory", "timed out", "non finite"]
+    assert [row["peak"] for row in table.to_rows()[:3]] == ["out of memory", "timed out", "not finite"]
     assert table.to_rows()[3]["peak"] > 0
     assert table.to_rows()[3]["rest"] is None  # not run
     text = table.to_markdown()
-    for words in ("out of memory", "timed out", "non finite", "not measured"):
+    for words in ("out of memory", "timed out", "not finite", "not measured"):
         assert words in text
 
 
