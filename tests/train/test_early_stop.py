@@ -127,5 +127,5 @@ def test_where_lower_is_better_a_lower_score_ends_it(tmp_path: Path) -> None:
 
 
 def test_without_a_third_side_nothing_can_end_a_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="set task.validation = true"):
+    with pytest.raises(ConfigError, match=r"set task.validation = true"):
         runs.run(runs.recipe(tmp_path, stop_at=0.0), tmp_path / "out")
