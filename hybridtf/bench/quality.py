@@ -63,7 +63,7 @@ def ratio(metric: str, sums: Floats) -> Floats | None:
     """A metric of :class:`Totals` over sums (... c), a column a field; NaN where nothing was scored; None: not one of them."""
     parts = {
         "loss": ("nats", "n_tokens"), "accuracy": ("n_correct", "n_tokens"), "row_accuracy": ("n_rows_correct", "n_rows"),
-        "bits_per_byte": ("nats", "n_bytes"),
+        "answer_accuracy": ("n_answers_correct", "n_answers"), "bits_per_byte": ("nats", "n_bytes"),
     }
     if metric not in parts:
         return None

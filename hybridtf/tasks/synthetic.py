@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -82,8 +82,9 @@ class Rows:
     inputs: Longs
     targets: Longs
     lengths: Longs | None = None
-    evidence: Longs | None = None
-    answers: Longs | None = None
+    # By name alone: both are positions and numbers of one shape, and one in the other's place would not be seen.
+    evidence: Longs | None = field(default=None, kw_only=True)
+    answers: Longs | None = field(default=None, kw_only=True)
 
 
 class SyntheticConfig(TaskConfig):

@@ -165,7 +165,7 @@ class TextRowsConfig(SyntheticConfig):
         if all_tokens:
             targets = np.where(inside, tokens[:, 1:], IGNORE)
             asked = np.zeros_like(asked)
-        return Rows(np.where(inside, tokens[:, :-1], 0), targets, per_row, asked[:, 1:])
+        return Rows(np.where(inside, tokens[:, :-1], 0), targets, per_row, answers=asked[:, 1:])
 
     def load(self, seed: int = 0) -> TextRowsTask:
         """Raises :class:`ConfigError` where rows do not fit, or the tokenizer does not give back what pieces spell."""

@@ -29,14 +29,15 @@ def draws(generator, level, difficulty):
 
 
 def test_units_are_the_sums_again():
-    rows = [Totals(1.23456, 1, 4, 9, 1, 0), Totals(2.0, 3, 4, 7, 1, 0)]
+    rows = [Totals(1.23456, 1, 4, 9, 1, 0, 2, 0), Totals(2.0, 3, 4, 7, 1, 0, 2, 1)]
     units = units_of(rows)
     assert units == {
         "nats": [1.2346, 2.0], "n_correct": [1, 3], "n_tokens": 4, "n_bytes": [9, 7], "n_rows": 1, "n_rows_correct": 0,
+        "n_answers": 2, "n_answers_correct": [0, 1],
     }
     table = unit_table({"units": units, "n_documents": 2})
     total = sum(rows, Totals())
-    for metric in ("loss", "accuracy", "row_accuracy", "bits_per_byte"):
+    for metric in ("loss", "accuracy", "row_accuracy", "answer_accuracy", "bits_per_byte"):
         assert ratio(metric, table.sum(0)) == pytest.approx(getattr(total, metric), abs=1e-4)
     assert ratio("another", table) is None
     assert len(COLUMNS) == table.shape[1]

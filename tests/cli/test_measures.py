@@ -42,6 +42,13 @@ def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hybridtf.cli.compare._write_report", lambda records, path: None)
 
 
+@pytest.fixture
+def learnt_alone(monkeypatch: pytest.MonkeyPatch, no_page: None) -> None:
+    """Leave out memory and speed too, where the test is about the training."""
+    for name in ("memory", "speed"):
+        monkeypatch.setattr(f"hybridtf.bench.comparison._Comparison.{name}", lambda self, arms: None)
+
+
 # -- bench -------------------------------------------------------------------------------------------------------------
 
 
@@ -179,7 +186,7 @@ def test_a_second_call_says_that_everything_is_there(compared: tuple[list[object
     assert (folder / "out" / "records.jsonl").read_bytes() == records
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("learnt_alone")
 def test_more_seeds_add_to_what_is_there(compared: tuple[list[object], Path]) -> None:
     arguments, folder = compared
     quick = ("--context", 32, "--repeats", 1, "--steps", 2, "--max-documents", 2)
@@ -189,7 +196,7 @@ def test_more_seeds_add_to_what_is_there(compared: tuple[list[object], Path]) ->
     assert found["table"][0]["bits_per_byte_seeds"] == 2
 
 
-@pytest.mark.usefixtures("no_page")
+@pytest.mark.usefixtures("learnt_alone")
 @pytest.mark.parametrize("train", ["", TRAIN.replace("steps = 4", "tokens = 500"), TRAIN.replace("steps = 4\n", "")])
 def test_steps_stand_for_what_the_recipe_says_or_leaves_out(train: str, tmp_path: Path) -> None:
     file = write_recipe(tmp_path, "other", (TRAIN, train))

