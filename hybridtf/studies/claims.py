@@ -91,15 +91,18 @@ class Measures:
                 found[record["seed"]] = None if value is None else float(value)
         return found
 
-    def quality(self, recipe: str, group: str | None = None) -> Series:
-        """The task's measure on all held-out rows, or on those of one group, such as ``"64 tokens"``."""
+    def quality(self, recipe: str, group: str | None = None, *, task: str | None = None) -> Series:
+        """The task's measure on all held-out rows, or on those of one group, such as ``"64 tokens"``. ``task``: which, where a
+        recipe is trained on several."""
+        of = {} if task is None else {"task": task}
         if group is None:
-            return self.series("quality", recipe, lambda record: record["value"])
-        return self.series("quality", recipe, lambda record: record["groups"].get(group, {}).get("value"))
+            return self.series("quality", recipe, lambda record: record["value"], **of)
+        return self.series("quality", recipe, lambda record: record["groups"].get(group, {}).get("value"), **of)
 
-    def groups(self, recipe: str) -> list[str]:
-        """The groups of rows that the recipe was judged by, in the task's order."""
-        found = [record["groups"] for record in self.records if record["kind"] == "quality" and record["recipe"] == recipe]
+    def groups(self, recipe: str, task: str) -> list[str]:
+        """The groups of rows of ``task`` that the recipe was judged by, in the task's order."""
+        same = {"kind": "quality", "recipe": recipe, "task": task}
+        found = [record["groups"] for record in self.records if same.items() <= record.items()]
         return list(found[-1]) if found else []
 
     def state_bytes(self, recipe: str, length: int) -> int | None:

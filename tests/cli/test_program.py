@@ -56,7 +56,8 @@ OPTIONS = {
     "report": "SOURCES... --charts --json --latex --markdown --output --skip-corrupt --title -o",
     "schema": "--output -o",
     "search": (
-        "SPACE --device --eval-tokens --json --lr --output --params --seed --seeds --steps --task --timeout --trials --workers -o"
+        "SPACE --device --eval-tokens --json --lr --output --params --seed --seeds --steps --task --timeout --trials "
+        "--workers -o"
     ),
     "show": "RECIPE --json --length --set",
     "stats": "RUN --json --step",

@@ -137,8 +137,10 @@ def test_the_command_searches_and_measures_the_best_on_what_is_held_out(tmp_path
     space = table(search={"slots": [["d", "a"]]})
     space["model"]["max_seq_len"] = 256
     (tmp_path / "a.space.toml").write_text(to_toml(space))
-    command = ("search", str(tmp_path / "a.space.toml"), "--task", "s3_small", "--params", "6k", "--trials", "2", "--eval-tokens", "300",
-               "-o", str(tmp_path / "out"), "--json")
+    command = (
+        "search", str(tmp_path / "a.space.toml"), "--task", "s3_small", "--params", "6k", "--trials", "2",
+        "--eval-tokens", "300", "-o", str(tmp_path / "out"), "--json",
+    )
     found = json.loads(ok(*command).stdout)
     records = read_records(tmp_path / "out" / "records.jsonl")
     assert [r["recipe"] for r in records if r["kind"] == "sweep"] != []
