@@ -51,7 +51,7 @@ class Tasks:
 @dataclass(frozen=True)
 class Arm:
     """``recipe`` has a task and its train section as a config; ``task_name``: what the comparison calls the task, None: as it
-    calls itself. ``swept``: one of several learning rates, to be chosen between on the third side."""
+    calls itself. ``swept``: to be chosen on the third side, between several learning rates or between recipes."""
 
     name: str
     task_name: str | None
@@ -116,7 +116,7 @@ def _group(
     own = entrant.task
     if task is None and own is None:
         raise RecipeError(name, [("task", "there is no section [task]; a comparison needs one, or tasks of its own")])
-    swept = len(options.learning_rates) > 1
+    swept = len(options.learning_rates) > 1 or options.choose_only
     chosen = task or own
     assert chosen is not None
     if swept:

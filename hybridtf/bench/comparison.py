@@ -101,6 +101,8 @@ class _Comparison:
     def all(self, groups: Sequence[Group]) -> Records:
         """Choose, learn, measure; then the records of it."""
         self.sweep([arm for group in groups for arm in group if arm.swept])
+        if self.options.choose_only:
+            return self._asked_for(groups, ())
         choices = [choose(self.records, group, self.seeds) for group in groups]
         for choice in choices:
             if choice.note:
@@ -111,7 +113,10 @@ class _Comparison:
             self.memory(arm)
         for task in dict.fromkeys(arm.task_name for arm in arms):
             self.speed([arm for arm in arms if arm.task_name == task])
-        # Of learning rates that were not chosen the sweep alone belongs to the answer.
+        return self._asked_for(groups, arms)
+
+    def _asked_for(self, groups: Sequence[Group], arms: Sequence[Arm]) -> Records:
+        """The records of this comparison; of learning rates that were not chosen the sweep alone belongs to the answer."""
         chosen = {(arm.name, arm.recipe_hash) for arm in arms}
         swept = {(arm.name, arm.recipe_hash) for group in groups for arm in group}
         found = Records(

@@ -126,7 +126,9 @@ def sweep_record(
     subject: Subject, folder: Path, cell: Cell, scored: Record | None = None, failure: Failure | None = None
 ) -> Record:
     """The ``sweep`` record of a cell: one learning rate with one seed, its curve, and its score on the third side."""
-    names = ("metric", "value", "interval", "higher_is_better", "n_tokens", "max_tokens", "asked_stride")
+    names = (
+        "metric", "value", "interval", "higher_is_better", "baselines", "groups", "n_tokens", "max_tokens", "asked_stride",
+    )
     fields = {"task": cell.task, "lr": cell.lr, **{name: scored and scored[name] for name in names}, **train_fields(folder)}
     return make_record("sweep", subject.identity(subject.build()), {**fields, **_outcome(failure)})
 

@@ -19,7 +19,9 @@ class CompareOptions:
     """What is measured, and how much of it.
 
     ``tasks``: by name, instead of the recipes' own; each recipe is trained on each of them. ``learning_rates``: instead of
-    the recipes' own; of several the best one on a third side of the task is chosen (see ``bench/README.md``). ``workers``:
+    the recipes' own; of several the best one on a third side of the task is chosen (see ``bench/README.md``).
+    ``choose_only``: leave ``sweep`` records, the scores on the third side, and nothing else; what is held out is not met, so
+    that recipes themselves can be chosen by them. ``workers``:
     trainings at once, each in a process of its own with a share of the cores; 1: in this process. ``timeout_s``: a training
     with its measurements that takes longer is ended and recorded as ``timed_out``; it runs in a process of its own.
     ``steps``: optimizer steps instead of what the recipes say. ``device``: None takes a GPU if there is one.
@@ -30,6 +32,7 @@ class CompareOptions:
 
     tasks: Mapping[str, TaskConfig] | None = None
     learning_rates: Sequence[float] = ()
+    choose_only: bool = False
     workers: int = 1
     timeout_s: float | None = None
     steps: int | None = None

@@ -84,7 +84,7 @@ def compare(
     options = CompareOptions(
         steps=steps, device=choose_device(device), eval_tokens=eval_tokens or None, max_documents=max_documents,
         context=context, repeats=repeats, limit_bytes=None if limit is None else parse_size(limit, "--limit"),
-        tasks=_tasks(task), learning_rates=_rates(lr), workers=workers, timeout_s=timeout,
+        tasks=make_tasks(task), learning_rates=make_rates(lr), workers=workers, timeout_s=timeout,
     )  # fmt: skip
     named, file = _named(recipes, set_, steps), output / RECORDS
     before = len(read_records(file, skip_corrupt=True)) if file.is_file() else 0
@@ -111,7 +111,7 @@ def _measure(named: dict[str, Recipe], output: Path, seeds: int, options: Compar
             raise typer.Exit(stopped.exit_code) from None
 
 
-def _tasks(names: Sequence[str] | None) -> dict[str, TaskConfig] | None:
+def make_tasks(names: Sequence[str] | None) -> dict[str, TaskConfig] | None:
     """Registered tasks and presets by name."""
     from hybridtf.core import ConfigError, active
 
@@ -122,7 +122,7 @@ def _tasks(names: Sequence[str] | None) -> dict[str, TaskConfig] | None:
     return {name: cast("TaskConfig", active()["tasks"].make({"type": name})) for name in names}
 
 
-def _rates(text: str | None) -> tuple[float, ...]:
+def make_rates(text: str | None) -> tuple[float, ...]:
     """The learning rates of ``1e-3,3e-3``."""
     from hybridtf.core import ConfigError
 

@@ -19,6 +19,9 @@ from hybridtf.recipe.tables import DISTRIBUTION, Recipe
 
 Sections = Mapping[str, type[BaseModel]]
 
+SPACE_ENDING = ".space.toml"
+"""Of files that hold a space of recipes to search, and so are no recipe themselves."""
+
 
 def load_recipe(source: str | Path, overrides: Sequence[str] = (), *, sections: Sections | None = None) -> Recipe:
     """The recipe of a file, or of a name among the installed recipes (``demo/hybrid``), with ``path=value`` overrides.
@@ -103,6 +106,8 @@ def recipe_names() -> dict[str, Path]:
     names: dict[str, Path] = {}
     for folder in active().recipe_folders:
         for file in sorted(folder.rglob("*.toml")):
+            if file.name.endswith(SPACE_ENDING):
+                continue
             names.setdefault(file.relative_to(folder).with_suffix("").as_posix(), file)
     return dict(sorted(names.items()))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from importlib import import_module
 
 from hybridtf.core import UnknownNameError, known_names
-from hybridtf.studies.base import QUALITY, Study, StudyResult, run_study
+from hybridtf.studies.base import QUALITY, Study, StudyResult, StudyTask, run_study
 from hybridtf.studies.claims import Claim, Finding, Measures, claim, combine, difference, highest, lowest
 
 MODULES = (
     "induction", "recall", "state_tracking", "passkey", "selective_copying", "copying", "text_positions", "attention_share",
-    "beyond_training",
+    "mad", "beyond_training", "one_stack",
 )
 """The files of this room that hold a ``STUDY``, in the order in which they are listed."""
 
@@ -30,6 +30,6 @@ def find_study(name: str) -> Study:
 
 
 __all__ = [
-    "MODULES", "QUALITY", "Claim", "Finding", "Measures", "Study", "StudyResult", "claim", "combine", "difference",
-    "find_study", "highest", "lowest", "run_study", "studies",
+    "MODULES", "QUALITY", "Claim", "Finding", "Measures", "Study", "StudyResult", "StudyTask", "claim", "combine",
+    "difference", "find_study", "highest", "lowest", "run_study", "studies",
 ]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridtf.bench import CompareOptions, Record, Records, compare
+from hybridtf.core import TaskConfig, active
 from hybridtf.core.files import atomic_file
 from hybridtf.recipe import Recipe, load_recipe
 from hybridtf.studies.claims import Finding
@@ -32,14 +33,28 @@ QUALITY = CompareOptions(speed_phases=(), memory_phases=(), progress="none")
 
 
 @dataclass(frozen=True)
+class StudyTask:
+    """A task that every recipe of a study is trained on. ``config``: its table, as in a recipe's ``[task]``. ``overrides``:
+    ``path=value``, what recipes change for it (another head, more steps)."""
+
+    config: Mapping[str, Any]
+    overrides: tuple[str, ...] = ()
+
+    def make(self, *, smoke: bool = False) -> TaskConfig:
+        """The task's config. ``smoke``: a few rows."""
+        made: Any = active()["tasks"].make(dict(self.config))
+        return _few_rows(made) if smoke else made
+
+
+@dataclass(frozen=True)
 class Study:
     """One published finding, made small.
 
     ``paper``: who found it, with an address. ``recipes``: names of the TOML files in ``recipes/studies/NAME/``, each with its
-    own task. ``finding``: a pure function of the records of :func:`~hybridtf.bench.compare`. ``smoke``: overrides
-    (``path=value``) of a smoke run by recipe, the names being patterns such as ``"parity_*"``; fewer steps and fewer
-    rows of drawn tasks need none. ``smoke_options``: the same for ``options``. ``untuned``: further recipes of the folder,
-    each with the one whose trained weights it takes as they are (``untuned.py``).
+    own task, unless ``tasks`` (by name) says on which all of them are trained. ``finding``: a pure function of the records of
+    :func:`~hybridtf.bench.compare`. ``smoke``: overrides (``path=value``) of a smoke run by recipe, the names being patterns
+    such as ``"parity_*"``; fewer steps and fewer rows of drawn tasks need none. ``smoke_options``: the same for ``options``.
+    ``untuned``: further recipes of the folder, each with the one whose trained weights it takes as they are (``untuned.py``).
     """
 
     name: str
@@ -48,22 +63,25 @@ class Study:
     paper: str
     recipes: tuple[str, ...]
     finding: Callable[[Sequence[Record]], Finding]
+    tasks: Mapping[str, StudyTask] = field(default_factory=dict)
     seeds: int = 3
     options: CompareOptions = QUALITY
     smoke: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     smoke_options: Mapping[str, Any] = field(default_factory=dict)
     untuned: Mapping[str, str] = field(default_factory=dict)
 
-    def load(self, *, smoke: bool = False) -> dict[str, Recipe]:
-        """The recipes that are trained, by name. ``smoke``: as small as still runs through everything."""
-        return {name: self._recipe(name, smoke) for name in self.recipes}
+    def load(self, task: str | None = None, *, smoke: bool = False) -> dict[str, Recipe]:
+        """The recipes that are trained, by name, as they are for one of ``tasks``. ``smoke``: as small as still runs through
+        everything."""
+        return {name: self._recipe(name, smoke, task) for name in self.recipes}
 
     def load_untuned(self, *, smoke: bool = False) -> dict[str, Recipe]:
         """The same of the recipes that take the weights of another."""
         return {name: self._recipe(name, smoke) for name in self.untuned}
 
-    def _recipe(self, name: str, smoke: bool) -> Recipe:
-        overrides = [o for pattern, own in self.smoke.items() if fnmatchcase(name, pattern) for o in own] if smoke else []
+    def _recipe(self, name: str, smoke: bool, task: str | None = None) -> Recipe:
+        overrides = list(self.tasks[task].overrides) if task is not None else []
+        overrides += [o for pattern, own in self.smoke.items() if fnmatchcase(name, pattern) for o in own] if smoke else []
         recipe = load_recipe(f"studies/{self.name}/{name}", overrides, sections={"train": TrainConfig})
         return _small(recipe) if smoke else recipe
 
@@ -81,7 +99,7 @@ class StudyResult:
 
     def last_trained(self) -> list[Record]:
         """The record that counts of each training: what failed was tried again."""
-        return list({(r["recipe"], r["seed"]): r for r in self.records if r["kind"] == "train"}.values())
+        return list({(r["recipe"], r["recipe_hash"], r["seed"]): r for r in self.records if r["kind"] == "train"}.values())
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: what ``finding.json`` holds."""
@@ -102,9 +120,13 @@ def run_study(
     folder = Path(folder)
     count = seeds if seeds is not None else 1 if smoke else study.seeds
     options = replace(study.options, **study.smoke_options) if smoke else study.options
-    records = compare(
-        study.load(smoke=smoke), folder, seeds=range(count), options=replace(options, workers=workers), say=say
-    )
+    records = Records()
+    for task in study.tasks or (None,):
+        tasks = {task: study.tasks[task].make(smoke=smoke)} if task is not None else None
+        records += compare(
+            study.load(task, smoke=smoke), folder, seeds=range(count), say=say,
+            options=replace(options, workers=workers, tasks=tasks),
+        )
     records.extend(measure_untuned(study.load_untuned(smoke=smoke), study.untuned, records, folder, options, say))
     finding = study.finding(records)
     finding = finding.unmeasured() if smoke else finding
@@ -123,11 +145,15 @@ def _small(recipe: Recipe) -> Recipe:
     steps = min(train.steps or SMOKE_STEPS, SMOKE_STEPS)
     train = train.model_copy(update={"steps": steps, "tokens": None, "epochs": None, "warmup": 0.0, "batch_size": SMOKE_ROWS})
     task = recipe.task
-    if isinstance(task, SyntheticConfig):
-        few = {where: tuple(size.model_copy(update={"n_rows": min(size.n_rows, SMOKE_ROWS)}) for size in getattr(task, where))
-               for where in ("train", "test")}
-        task = task.model_copy(update=few)
-    return recipe.model_copy(update={"train": train, "task": task})
+    return recipe.model_copy(update={"train": train, "task": None if task is None else _few_rows(task)})
+
+
+def _few_rows(task: TaskConfig) -> TaskConfig:
+    if not isinstance(task, SyntheticConfig):
+        return task
+    few = {where: tuple(size.model_copy(update={"n_rows": min(size.n_rows, SMOKE_ROWS)}) for size in getattr(task, where))
+           for where in ("train", "test")}
+    return task.model_copy(update=few)
 
 
 def _report(study: Study, records: Records, folder: Path) -> Path | None:

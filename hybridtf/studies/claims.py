@@ -91,20 +91,24 @@ class Measures:
                 found[record["seed"]] = None if value is None else float(value)
         return found
 
-    def quality(self, recipe: str, group: str | None = None) -> Series:
-        """The task's measure on all held-out rows, or on those of one group, such as ``"64 tokens"``."""
+    def quality(self, recipe: str, group: str | None = None, *, task: str | None = None) -> Series:
+        """The task's measure on all held-out rows, or on those of one group, such as ``"64 tokens"``. ``task``: which, where a
+        recipe is trained on several."""
+        of = {} if task is None else {"task": task}
         if group is None:
-            return self.series("quality", recipe, lambda record: record["value"])
-        return self.series("quality", recipe, lambda record: record["groups"].get(group, {}).get("value"))
+            return self.series("quality", recipe, lambda record: record["value"], **of)
+        return self.series("quality", recipe, lambda record: record["groups"].get(group, {}).get("value"), **of)
 
     def beyond(self, recipe: str, multiple: float, *, field: str = "bits_per_byte") -> Series:
         """Bits a byte between the multiple before and ``multiple`` of the trained length; with ``field = "cumulative"`` from
         the start of the document."""
         return self.series("extrapolation", recipe, lambda record: by_multiple(record, field).get(multiple))
 
-    def groups(self, recipe: str) -> list[str]:
-        """The groups of rows that the recipe was judged by, in the task's order."""
-        found = [record["groups"] for record in self.records if record["kind"] == "quality" and record["recipe"] == recipe]
+    def groups(self, recipe: str, task: str | None = None) -> list[str]:
+        """The groups of rows that the recipe was judged by, in the task's order. ``task``: which, where it is trained on
+        several."""
+        same = {"kind": "quality", "recipe": recipe} | ({} if task is None else {"task": task})
+        found = [record["groups"] for record in self.records if same.items() <= record.items()]
         return list(found[-1]) if found else []
 
     def state_bytes(self, recipe: str, length: int) -> int | None:

@@ -53,17 +53,18 @@ def _table(measures: Measures, task: str) -> list[str]:
     """Rows: recipes that were judged by ``task``; columns: its groups, mean over seeds and the lowest and highest."""
     judged = [r for r in measures.records if r["kind"] == "quality" and r["task"] == task]
     recipes = list(dict.fromkeys(r["recipe"] for r in judged))
-    groups: list[str | None] = list(dict.fromkeys(group for recipe in recipes for group in measures.groups(recipe)))
+    groups: list[str | None] = list(dict.fromkeys(group for recipe in recipes for group in measures.groups(recipe, task)))
     groups = groups or [None]
     heads = [group or str(judged[0]["metric"]).replace("_", " ") for group in groups]
     lines = [_row(task, *heads, "steps", "seconds", "parameters", f"state bytes at {STATE_AT:,}")]
     lines.append("| --- |" + " ---: |" * (len(heads) + 4))
     for recipe in recipes:
-        cells = [_spread(measures.quality(recipe, group)) for group in groups]
+        cells = [_spread(measures.quality(recipe, group, task=task)) for group in groups]
+        of = {"recipe_hash": next(r.get("recipe_hash") for r in reversed(judged) if r["recipe"] == recipe)}
         size = measures.state_bytes(recipe, STATE_AT)
         lines.append(_row(
-            recipe, *cells, _spread(measures.series("train", recipe, lambda r: r["steps"]), "{:,.0f}"),
-            _spread(measures.series("train", recipe, lambda r: r["seconds"]), "{:,.0f}"),
+            recipe, *cells, _spread(measures.series("train", recipe, lambda r: r["steps"], **of), "{:,.0f}"),
+            _spread(measures.series("train", recipe, lambda r: r["seconds"], **of), "{:,.0f}"),
             f"{next(r['n_params'] for r in judged if r['recipe'] == recipe):,}", "" if size is None else f"{size:,}",
         ))
     return lines

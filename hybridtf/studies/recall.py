@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from hybridtf.bench.bootstrap import Floats
 from hybridtf.bench.records import Record
 from hybridtf.studies.base import Study
 from hybridtf.studies.claims import Finding, Measures, Series, claim, combine, difference
+from hybridtf.studies.ranks import spearman
 
 TRAINED, FAR = "64 tokens, 8 pairs", "256 tokens, 32 pairs"
 LENGTH = 1024
@@ -48,23 +46,7 @@ def _correlations(found: Measures) -> Series:
     if len(names) < FEWEST:
         return dict.fromkeys(found.seeds)
     bytes_of = [sizes[name] for name in names]
-    return combine(lambda *recall: _spearman(recall, bytes_of), *(found.quality(name, TRAINED) for name in names))
-
-
-def _spearman(one: Sequence[float | None], other: Sequence[float | None]) -> float:
-    """The correlation of ranks, ties having their mean rank; 0 where one side is all the same."""
-    a, b = (_ranks(np.array(values, dtype=np.float64)) for values in (one, other))
-    a, b = a - a.mean(), b - b.mean()
-    scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
-    return float((a * b).sum()) / scale if scale else 0.0
-
-
-def _ranks(values: Floats) -> Floats:
-    """(n) ranks from 1, equal values sharing the mean of theirs."""
-    less = (values[None] < values[:, None]).sum(1)
-    same = (values[None] == values[:, None]).sum(1)
-    ranks: Floats = less + (same + 1) / 2
-    return ranks
+    return combine(lambda *recall: spearman(recall, bytes_of), *(found.quality(name, TRAINED) for name in names))
 
 
 STUDY = Study(

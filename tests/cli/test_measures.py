@@ -258,7 +258,7 @@ def test_recipes_of_one_name_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_tables_are_of_one_task_each() -> None:
-    from hybridtf.cli.compare import _by_task, _tasks
+    from hybridtf.cli.compare import _by_task, make_tasks
 
     def record(kind: str, digest: str, **fields: str) -> dict[str, str]:
         return {"kind": kind, "recipe": "a", "recipe_hash": digest, **fields}
@@ -266,8 +266,8 @@ def test_tables_are_of_one_task_each() -> None:
     one, two, cost = record("quality", "1", task="x"), record("train", "2", task="y"), record("memory", "1")
     assert _by_task([one, two, cost, record("sweep", "3", task="x")]) == {"x": [one, cost], "y": [two]}
     assert _by_task([cost]) == {None: [cost]}
-    assert _tasks(None) is None
-    made = _tasks(["niah_single", "niah_multikey"])
+    assert make_tasks(None) is None
+    made = make_tasks(["niah_single", "niah_multikey"])
     assert made is not None
     assert [config.to_dict()["type"] for config in made.values()] == ["needles", "needles"]
 

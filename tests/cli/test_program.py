@@ -55,6 +55,10 @@ OPTIONS = {
     "plugins": "--json",
     "report": "SOURCES... --charts --json --latex --markdown --output --skip-corrupt --title -o",
     "schema": "--output -o",
+    "search": (
+        "SPACE --device --eval-tokens --json --lr --output --params --seed --seeds --steps --task --timeout --trials "
+        "--workers -o"
+    ),
     "show": "RECIPE --json --length --set",
     "stats": "RUN --json --step",
     "study": "NAME --json --output --seeds --smoke --workers -o",

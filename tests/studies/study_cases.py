@@ -11,7 +11,8 @@ def quality(recipe: str, groups: Mapping[str, float], *, seed: int = 0, task: st
     """A ``quality`` record with a value a group; its own value is their mean."""
     value = sum(groups.values()) / len(groups)
     return {
-        "kind": "quality", "recipe": recipe, "seed": seed, "task": task, "metric": "accuracy", "value": value, "n_params": 1000,
+        "kind": "quality", "recipe": recipe, "recipe_hash": f"{recipe} {task}", "seed": seed, "task": task,
+        "metric": "accuracy", "value": value, "n_params": 1000,
         "groups": {name: {"value": v} for name, v in groups.items()},
     }
 
