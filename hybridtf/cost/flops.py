@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 import hybridtf.ops  # noqa: F401 - it registers the formulas
+from hybridtf.cost.live_bytes import ASKS_DEVICE
 
 KNOWN = ("aten", "prim", "prims", "profiler")
 """Namespaces whose operators without a formula are elementwise, views, sums or copies, but for those of :data:`HEAVY`."""
@@ -84,6 +85,8 @@ class CountWork(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func is ASKS_DEVICE:
+            return func(*args)
         kwargs = dict(kwargs or {})
         packet = func._overloadpacket
         if packet not in flop_registry and func.namespace == "aten":

@@ -114,10 +114,9 @@ def crossover(tracer: Tracer, model: nn.Module, sibling: Planned) -> Mapping[str
 
 def _first_below(cost: Callable[[int, int], int | None]) -> int | None:
     found = None
-    for power in range(6, 21):
+    for power in range(20, 5, -1):  # from the longest, since short ones have to be traced each
         ours, theirs = cost(0, 1 << power), cost(1, 1 << power)
-        if ours is None or theirs is None:
-            return None
-        below = ours < theirs
-        found = (found or 1 << power) if below else None
+        if ours is None or theirs is None or ours >= theirs:
+            break
+        found = 1 << power
     return found
