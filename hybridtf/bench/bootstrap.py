@@ -3,6 +3,7 @@ one document are not independent of each other."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -12,6 +13,32 @@ from numpy.typing import NDArray
 Floats: TypeAlias = NDArray[np.float64]
 
 DRAWS = 2000
+
+T95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+"""Two-sided 95 % points of Student's t for 1, 2, ... degrees of freedom."""
+NORMAL95 = 1.960
+
+
+def student_factor(n: int) -> float:
+    """What the spread of a bootstrap over ``n`` > 1 values is to be multiplied by, so that its 95 % interval has Student's
+    width: a draw of n has (n - 1) / n of the variance, and the percentiles know nothing of degrees of freedom."""
+    return math.sqrt(n / (n - 1)) * (T95[n - 2] if n - 2 < len(T95) else NORMAL95) / NORMAL95
+
+
+def interval_of_share(right: NDArray[Any], scored: NDArray[Any]) -> tuple[float, float] | None:
+    """The 95 % interval of the share of scored tokens that are right, over n rows; ``right`` and ``scored`` (n).
+
+    Drawing rows again cannot show more than one level where all rows are right, or none is: then it is the exact binomial
+    interval of as many rows (Clopper and Pearson 1934), so that 16 of 16 reads as 0.79 to 1. None of no row.
+    """
+    n, total = len(right), float(np.sum(right))
+    if n and total in (0.0, float(np.sum(scored))):
+        edge = 0.025 ** (1 / n)
+        return (edge, 1.0) if total else (0.0, 1 - edge)
+    return interval(np.stack([right, scored], axis=1), lambda sums: np.asarray(sums[:, 0] / sums[:, 1]))
 
 
 def interval(

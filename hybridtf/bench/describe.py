@@ -11,7 +11,7 @@ from hybridtf.bench.subject import Subject
 from hybridtf.core import ComponentConfig
 from hybridtf.core.config import ConfigTable
 from hybridtf.cost import parameter_counts, state_size
-from hybridtf.cost.calls import has_state
+from hybridtf.cost.foreign import adapted, has_known_state
 
 STATE_LENGTHS = (1024, 65536)
 """Lengths at which a ``model`` record states the size of the state."""
@@ -21,9 +21,10 @@ _PARTS = ("mixer", "channel_mixer")
 
 def measure_model(subject: Subject, model: nn.Module) -> Record:
     """The ``model`` record of ``model``, which ``subject`` describes."""
+    model = adapted(model)
     fields = {
         "params": parameter_counts(model), "stacks": stacks_of(model),
-        "state_bytes": {str(n): state_size(model, n) for n in STATE_LENGTHS} if has_state(model) else None,
+        "state_bytes": {str(n): state_size(model, n) for n in STATE_LENGTHS} if has_known_state(model) else None,
     }
     return make_record("model", subject.identity(model), fields)
 

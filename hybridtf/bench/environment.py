@@ -23,12 +23,12 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(), "torch": str(torch.__version__), "hybridtf": hybridtf.__version__,
         "plugins": {name: version for name, version in active().plugins.items() if name != "hybridtf"},
-        "os": platform.platform(), "cpu": _cpu_model(), "cores": _cores(), "threads": torch.get_num_threads(),
-        "memory": _memory(), "gpu": _gpu(), "commit": revision, "dirty": dirty,
+        "os": platform.platform(), "cpu": _cpu_model(), "cores": cores(), "threads": torch.get_num_threads(),
+        "memory": main_memory(), "gpu": _gpu(), "commit": revision, "dirty": dirty,
     }
 
 
-def _cores() -> int:
+def cores() -> int:
     """Cores that this process may use: a container or a job scheduler often gives fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -45,7 +45,7 @@ def _cpu_model() -> str:
 
 
 @functools.cache
-def _memory() -> int | None:
+def main_memory() -> int | None:
     """Bytes of main memory, or of the container's limit where that is less; None where the system does not say."""
     names = getattr(os, "sysconf_names", {})
     if "SC_PHYS_PAGES" not in names:

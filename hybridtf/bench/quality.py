@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, fields
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from hybridtf.bench.subject import Subject
 from hybridtf.tasks import Task, Totals
 from hybridtf.train import evaluate
 from hybridtf.train.evaluate import HasDocuments
+
+COLUMNS = tuple(field.name for field in fields(Totals))
+"""What is summed over a document."""
 
 
 def measure_quality(
@@ -36,14 +40,36 @@ def measure_quality(
     n = result.n_tokens
     first = "first of each document" if isinstance(task, HasDocuments) else "first rows of each kind"
     note = None if result.complete else f"only {n} held-out tokens, the {first}; baselines are of all"
-    fields = {
+    found = {
         "task": task.name, "seq_len": seq_len, "stride": stride or max(seq_len // 2, 1),
         "asked_stride": stride, "max_tokens": max_tokens,
         **quality_fields(task, result.totals, [score.totals for score in result.by_document]),
+        "units": units_of([score.totals for score in result.by_document]),
         "groups": {name: _score(task, [score.totals for score in scores]) for name, scores in result.by_group.items()},
         "note": note,
     }
-    return make_record("quality", subject.identity(model), fields)
+    return make_record("quality", subject.identity(model), found)
+
+
+def units_of(per_document: Sequence[Totals]) -> dict[str, Any]:
+    """The sums of each document by column, in the order of the evaluation: what paired differences between recipes are drawn
+    from. A column that is the same for all is one number; nats are kept to a ten thousandth."""
+    columns = dict(zip(COLUMNS, map(list, zip(*map(astuple, per_document), strict=True)), strict=True)) if per_document else {}
+    columns = {name: [round(v, 4) for v in values] if name == "nats" else values for name, values in columns.items()}
+    return {name: values[0] if len(set(values)) == 1 else values for name, values in columns.items()}
+
+
+def ratio(metric: str, sums: Floats) -> Floats | None:
+    """A metric of :class:`Totals` over sums (... c), a column a field; NaN where nothing was scored; None: not one of them."""
+    parts = {
+        "loss": ("nats", "n_tokens"), "accuracy": ("n_correct", "n_tokens"), "row_accuracy": ("n_rows_correct", "n_rows"),
+        "bits_per_byte": ("nats", "n_bytes"),
+    }
+    if metric not in parts:
+        return None
+    over, under = (sums[..., COLUMNS.index(name)] for name in parts[metric])
+    scale = math.log(2) if metric == "bits_per_byte" else 1.0
+    return np.asarray(np.where(under > 0, over, np.nan) / np.where(under > 0, under, 1.0) / scale)
 
 
 def quality_fields(task: Task, total: Totals, per_document: Sequence[Totals]) -> dict[str, Any]:

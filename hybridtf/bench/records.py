@@ -25,7 +25,7 @@ from hybridtf.core import DataError, known_names
 SCHEMA = 1
 """Grows when a field changes its meaning; new fields alone do not change it."""
 
-KINDS = ("extrapolation", "memory", "model", "quality", "speed", "train")
+KINDS = ("extrapolation", "fits", "kernel", "memory", "model", "quality", "speed", "sweep", "train")
 
 COMMON = ("schema", "kind", "recipe", "recipe_hash", "pattern", "seed", "n_params", "kernels", "time", "environment")
 """The fields of every record, in the order in which they are written."""

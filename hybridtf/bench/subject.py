@@ -19,15 +19,21 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from hybridtf.core import BuildContext, ConfigError
 from hybridtf.core.kernels import PHASES, OpKernel
+from hybridtf.cost.calls import device_of
+from hybridtf.cost.foreign import adapted
 from hybridtf.recipe import Recipe
+from hybridtf.tasks import Task
 from hybridtf.train import build_optimizer, load_run, train_config
+
+ModelFactory: TypeAlias = Callable[[Task], nn.Module]
+"""A function from task to model: the door for foreign models. It reads ``task.vocab_size`` and what else it needs."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,8 @@ class Identity:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to measure. ``build()`` gives it on the device it is to run on, a fresh one at each call.
+    """A model to measure. ``build()`` gives it on the device it is to run on, a fresh one at each call. What is made by the
+    constructors below can be sent to another process, if the function that makes a foreign model can.
 
     ``recipe``: the recipe as a plain table, or None for a foreign model. ``vocab_size``: token ids are drawn below it.
     """
@@ -74,20 +81,17 @@ class Subject:
         if not hasattr(config, "vocab_size"):
             raise ConfigError(f"{name}: a {config.type_name()!r} model has no vocab_size: it cannot be fed token ids")
 
-        def build() -> nn.Module:
-            ctx = BuildContext(
-                d_model=getattr(config, "d_model", 0), device=torch.device(device), param_dtype=dtype,
-                compute_dtype=autocast, seed=seed,
-            )
-            model: nn.Module = config.build(ctx)
-            return model
-
+        ctx = BuildContext(
+            d_model=getattr(config, "d_model", 0), device=torch.device(device), param_dtype=dtype, compute_dtype=autocast,
+            seed=seed,
+        )
         optimizer = None
         if recipe.train is not None:  # with every option written out: defaults left to the file are the same recipe
             train = train_config(recipe)
             recipe = recipe.model_copy(update={"train": train})
             optimizer = functools.partial(build_optimizer, config=train) if train.optimizer != "adamw" else None
         pattern = " | ".join(stack.pattern for stack in config.stacks())
+        build = functools.partial(config.build, ctx)
         return cls(name, build, config.vocab_size, recipe.to_dict(), pattern, seed, autocast, optimizer)
 
     @classmethod
@@ -97,7 +101,19 @@ class Subject:
         size = vocab_size if vocab_size is not None else getattr(config, "vocab_size", None)
         if size is None:
             raise ConfigError(f"{name}: the model's config has no vocab_size; give vocab_size=")
-        return cls(name, lambda: copy.deepcopy(model), size, **more)
+        return cls(name, functools.partial(copy.deepcopy, adapted(model)), size, **more)
+
+    @classmethod
+    def from_task(
+        cls, name: str, factory: ModelFactory, task: Task, *, seed: int = 0, device: torch.device | str = "cpu", **more: Any
+    ) -> Subject:
+        """The foreign model that ``factory`` makes for ``task``: an ``nn.Module``, a causal model of transformers.
+
+        Every ``build()`` calls it under ``seed``, so that all are the same model, and moves what it gives to ``device``;
+        the caller's own random state stays as it was. Raises :class:`ConfigError` where it gives no module.
+        """
+
+        return cls(name, functools.partial(_made_for, task, factory, name, seed, device), task.vocab_size, seed=seed, **more)
 
     @classmethod
     def from_run(cls, path: str | Path, name: str | None = None, *, device: torch.device | str = "cpu") -> Subject:
@@ -106,7 +122,7 @@ class Subject:
         recipe = found.recipe
         seed = 0 if recipe.train is None else train_config(recipe).seed
         described = cls.from_recipe(recipe, name or Path(path).name, seed=seed, device=device)
-        return replace(described, build=lambda: load_run(path, device=device).model)
+        return replace(described, build=functools.partial(_loaded, path, device))
 
     @property
     def recipe_hash(self) -> str | None:
@@ -125,6 +141,21 @@ class Subject:
         n_params = sum(p.numel() for p in model.parameters())
         kernels = kernels_by_op(model, self.autocast)
         return Identity(self.name, self.recipe_hash, self.pattern, self.seed, n_params, kernels)
+
+
+def _loaded(path: str | Path, device: torch.device | str) -> nn.Module:
+    return load_run(path, device=device).model
+
+
+def _made_for(task: Task, factory: ModelFactory, name: str, seed: int, device: torch.device | str) -> nn.Module:
+    """What ``factory`` makes for ``task`` under ``seed``, on ``device``."""
+    place = torch.device(device)
+    with torch.random.fork_rng(), place:
+        torch.manual_seed(seed)
+        model = factory(task)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"{name}: the function from task to model gave {type(model).__name__}, no nn.Module")
+    return adapted(model if device_of(model).type == place.type else model.to(place))
 
 
 def recipe_hash(recipe: Mapping[str, Any]) -> str:

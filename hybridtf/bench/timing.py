@@ -1,46 +1,101 @@
-"""Timing: warm-up apart, several subjects in turn, raw times kept, totals over totals."""
+"""Timing: rounds in which all subjects take turns in random order, with cold and with warm caches, and the machine's limits."""
 
 from __future__ import annotations
 
 import functools
+import itertools
+import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
 
+from hybridtf.bench.caches import Flush
 from hybridtf.core import ConfigError
 from hybridtf.cost.phases import Step
 
 Clock: TypeAlias = Callable[[], float]
 """Seconds from any start, as ``time.perf_counter`` gives them."""
 
+ROUND_SECONDS = 0.05
+"""A round holds as many turns as make the slowest subject run so long: single short runs are mostly noise."""
 
-def time_steps(
-    steps: Sequence[Step], *, repeats: int, warmup: int, clock: Clock = time.perf_counter,
-    device: torch.device | str = "cpu", progress: Callable[[], None] | None = None,
-) -> list[list[float]]:
-    """Seconds of ``repeats`` runs of each step, after ``warmup`` runs of each that do not count.
+MAX_TURNS = 64
 
-    The steps take turns (A B A B ...), so that what else the machine does falls on all alike. On a CUDA device the
-    default clock gives way to device events; any other clock is read once the device has finished. """
-    if repeats < 1 or warmup < 0:
-        raise ConfigError(f"repeats must be at least 1 and warmup at least 0, got {repeats} and {warmup}")
+EVENT_RESOLUTION = 0.5e-6
+"""Seconds, of a CUDA event (CUDA runtime API, cudaEventElapsedTime)."""
+
+
+@dataclass
+class Timed:
+    """Seconds of one step. ``cold`` (rounds): with caches that other data fills. ``warm`` (rounds, turns): right after
+    another run of the step."""
+
+    cold: list[float] = field(default_factory=list)
+    warm: list[list[float]] = field(default_factory=list)
+
+    @property
+    def times(self) -> list[float]:
+        """The median of each round's warm runs."""
+        return [statistics.median(turns) for turns in self.warm]
+
+    @property
+    def total(self) -> float:
+        """All warm seconds."""
+        return math.fsum(seconds for turns in self.warm for seconds in turns)
+
+    @property
+    def runs(self) -> int:
+        """How many warm runs there were."""
+        return sum(map(len, self.warm))
+
+
+def time_rounds(
+    steps: Sequence[Step], *, rounds: int, warmup: int, clock: Clock = time.perf_counter,
+    device: torch.device | str = "cpu", round_s: float = ROUND_SECONDS, seed: int = 0, flush: Flush | None = None,
+    progress: Callable[[], None] | None = None,
+) -> list[Timed]:
+    """Seconds of each step in ``rounds`` rounds, after ``warmup`` runs of each that do not count.
+
+    A round has the same number of turns for all; in a turn each step is run twice and the second run is timed as warm. In a
+    round's first turn ``flush`` (None: nothing) comes before the first of the two, which is timed as cold. The order is drawn
+    anew for each turn, so that what else the machine does falls on all alike. A step may stand in the list twice (a control).
+    On a CUDA device the default clock gives way to device events; any other is read once the device has finished.
+    Raises :class:`ConfigError` for no rounds. """
+    if rounds < 1 or warmup < 0:
+        raise ConfigError(f"repeats must be at least 1 and warmup at least 0, got {rounds} and {warmup}")
     device = torch.device(device)
-    times: list[list[float]] = [[] for _ in steps]
-    for turn in range(warmup + repeats):
-        for step, kept in zip(steps, times, strict=True):
+    slowest = 0.0
+    for _ in range(warmup):
+        slowest = 0.0
+        for step in steps:
             step.prepare()
-            seconds = _timed(step, clock, device)
-            if turn >= warmup:
-                kept.append(seconds)
+            slowest = max(slowest, seconds_of(step, clock, device))
+    turns = min(max(math.ceil(round_s / slowest), 1), MAX_TURNS) if slowest > 0 else 1
+    order, shuffled = list(range(len(steps))), random.Random(seed)
+    found = [Timed([], [[] for _ in range(rounds)]) for _ in steps]
+    for turn in range(rounds * turns):
+        shuffled.shuffle(order)
+        for i in order:
+            steps[i].prepare()
+            if turn % turns == 0 and flush is not None:
+                flush()
+            first = seconds_of(steps[i], clock, device)
+            if turn % turns == 0:
+                found[i].cold.append(first)
+            steps[i].prepare()
+            found[i].warm[turn // turns].append(seconds_of(steps[i], clock, device))
             if progress is not None:
                 progress()
-    return times
+    return found
 
 
-def _timed(step: Step, clock: Clock, device: torch.device) -> float:
+def seconds_of(step: Step, clock: Clock, device: torch.device) -> float:
+    """One run, the device's work included."""
     if device.type != "cuda":
         start = clock()
         step.run()
@@ -59,6 +114,14 @@ def _timed(step: Step, clock: Clock, device: torch.device) -> float:
     return clock() - start
 
 
+def resolution_of(clock: Clock, device: torch.device) -> float:
+    """The least seconds that the clock of :func:`seconds_of` tells apart, reading it included; 0 for one that stands still."""
+    if device.type == "cuda" and clock is time.perf_counter:
+        return EVENT_RESOLUTION
+    reads = [clock() for _ in range(200)]
+    return min((b - a for a, b in itertools.pairwise(reads) if b > a), default=0.0)
+
+
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
     """The first and third quartile, by linear interpolation; of one value, that value twice."""
     if len(values) == 1:
@@ -67,12 +130,9 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
     return cuts[0], cuts[2]
 
 
-def tokens_per_second(tokens: int, times: Sequence[float]) -> float:
-    """All tokens over all time; a mean of rates would give fast repeats more weight than they took."""
-    total = sum(times)
-    if total <= 0:
-        raise ConfigError("the clock did not move during the measurement: measure more work, or with a finer clock")
-    return tokens * len(times) / total
+def tokens_per_second(tokens: int, total: float, runs: int) -> float:
+    """All tokens over all time; a mean of rates would give fast runs more weight than they took."""
+    return tokens * runs / total
 
 
 # -- the machine's own limits --------------------------------------------------------------------------------------
@@ -104,7 +164,9 @@ def _floor(device: torch.device, dtype: torch.dtype, size: int, copy_bytes: int,
     }
 
 
-class _Call(Step):
+class Work(Step):
+    """A function as a step."""
+
     def __init__(self, fn: Callable[[], object]) -> None:
         self.fn = fn
 
@@ -113,4 +175,4 @@ class _Call(Step):
 
 
 def _best(fn: Callable[[], object], device: torch.device) -> float:
-    return min(time_steps([_Call(fn)], repeats=5, warmup=2, device=device)[0])
+    return min([seconds_of(Work(fn), time.perf_counter, device) for _ in range(7)][2:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hybridtf.blocks.attention_residual import AttentionResidual, AttentionResidualConfig
+from hybridtf.blocks.beside import Beside, BesideConfig, Guided, GuidedConfig
 from hybridtf.blocks.looped_residual import LoopedResidual, LoopedResidualConfig
 from hybridtf.blocks.loops import InjectConfig, RememberConfig
 from hybridtf.blocks.options import LearnedScale
@@ -25,10 +26,10 @@ from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 
 __all__ = [
-    "AttentionResidual", "AttentionResidualConfig", "GatedResidualConfig", "HyperConnectionsConfig", "InjectConfig",
-    "LearnedScale", "LoopedResidual", "LoopedResidualConfig", "ManifoldConnectionsConfig", "NormedStream", "NormedStreamConfig",
-    "OutputNorm", "OutputNormConfig", "Parallel", "ParallelConfig", "PostNorm", "PostNormConfig", "PreNorm", "PreNormConfig",
-    "RememberConfig", "SandwichConfig", "Streams",
+    "AttentionResidual", "AttentionResidualConfig", "Beside", "BesideConfig", "GatedResidualConfig", "Guided", "GuidedConfig",
+    "HyperConnectionsConfig", "InjectConfig", "LearnedScale", "LoopedResidual", "LoopedResidualConfig",
+    "ManifoldConnectionsConfig", "NormedStream", "NormedStreamConfig", "OutputNorm", "OutputNormConfig", "Parallel",
+    "ParallelConfig", "PostNorm", "PostNormConfig", "PreNorm", "PreNormConfig", "RememberConfig", "SandwichConfig", "Streams",
 ]
 
 
@@ -38,4 +39,5 @@ def hybridtf_blocks() -> Sequence[type[ComponentConfig]]:
         PreNormConfig, PostNormConfig, SandwichConfig, OutputNormConfig, NormedStreamConfig,
         ParallelConfig, HyperConnectionsConfig, ManifoldConnectionsConfig, GatedResidualConfig,
         AttentionResidualConfig, LoopedResidualConfig, RememberConfig, InjectConfig,
+        BesideConfig, GuidedConfig,
     )

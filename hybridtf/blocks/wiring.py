@@ -57,7 +57,7 @@ class Wiring(Block):
         self.channel_mixer: ChannelMixer | None = None
         if config.mixer is not None:
             self._add_norm("mixer_norm", "mixer", ctx)
-            self.mixer = config.mixer.build(ctx.child("mixer"))
+            self.mixer = config.mixer.build(self.inner("mixer", ctx).child("mixer"))
             if self.mixer.causal_only and not ctx.causal:
                 raise ctx.error(f"mixer {config.mixer.type_name()!r} only looks back, and this stack is not causal")
             self._add_norm("mixer_post_norm", "mixer", ctx)
@@ -72,8 +72,13 @@ class Wiring(Block):
         self.dropout = nn.Dropout(config.dropout)
         self.drop_path = DropPath(config.drop_path)
 
+    def inner(self, branch: str, ctx: BuildContext) -> BuildContext:
+        """What a branch and the norm before it are built for."""
+        return ctx
+
     def _add_norm(self, site: str, branch: str, ctx: BuildContext) -> None:
         if site in self.config.norm_sites(branch):
+            ctx = self.inner(branch, ctx) if site.endswith(f"{BRANCHES[branch]}_norm") else ctx
             own: NormConfig | None = getattr(self.config, site, None)
             norm = self.config.norm.build(ctx.child("norm")) if own is None else own.build(ctx.child(site))
             self.add_module(site, norm)

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hybridtf.cli import bench, catalogue, checks, compare, doctor, generate, new_plugin, plan, show, training
+from hybridtf.cli import bench, catalogue, checks, compare, doctor, generate, match, new_plugin, plan, show, study, training
 from hybridtf.cli.output import say
 
 PROGRAM = "hybridtf"
@@ -150,7 +150,7 @@ def hybridtf(
         print(ctx.get_help())
 
 
-for _room in (catalogue, show, plan, checks, training, generate, bench, compare, doctor, new_plugin):
+for _room in (catalogue, show, plan, match, checks, training, generate, bench, compare, study, doctor, new_plugin):
     _room.register(app)
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridtf.cli.options import BatchSize, Device, Json, Limit, Records, Repeats, Set, takes
-from hybridtf.cli.output import interruptible, print_json, print_measures
+from hybridtf.cli.options import BatchSize, Device, Json, Limit, Records, Set, Threads, takes
+from hybridtf.cli.output import interruptible, print_json, print_measures, say
 from hybridtf.cli.sources import (
     choose_device,
     is_run,
@@ -41,6 +41,10 @@ Multiples = Annotated[str, typer.Option("--multiples", metavar="N,N,...", help="
 Length = Annotated[int, typer.Option("--length", min=1, help="Tokens a row; for decode, the prompt before it.")]
 
 
+Rounds = Annotated[int, typer.Option("--repeats", min=1, help="Rounds; fewer than 10 bear no verdict.")]
+Warmup = Annotated[int, typer.Option("--warmup", min=0, help="Runs before them that do not count.")]
+
+
 class Phase(StrEnum):
     """What is measured."""
 
@@ -65,6 +69,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
     group = typer.Typer(name="bench", help="Measure speed, memory and extrapolation.", rich_markup_mode=None)
     group.command("speed")(speed)
+    group.command("kernel")(kernel)
     group.command("memory")(memory)
     group.command("extrapolation")(extrapolation)
     app.add_typer(group)
@@ -93,8 +98,9 @@ class Measured:
 @takes(Measured)
 def speed(
     asked: Measured,
-    repeats: Repeats = 5,
-    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Runs before them that do not count.")] = 2,
+    repeats: Rounds = 20,
+    warmup: Warmup = 2,
+    threads: Threads = None,
 ) -> None:
     """Measure tokens a second in training, prefill and decode. Several models take turns."""
     from hybridtf.bench.speed import measure_speed
@@ -107,9 +113,41 @@ def speed(
     with interruptible("nothing was written"):
         records = measure_speed(
             subjects[0], against=subjects[1:], phases=chosen, batch_size=asked.batch_size, length=asked.length,
-            repeats=repeats, warmup=warmup,
+            repeats=repeats, warmup=warmup, threads=threads,
         )
     _finish(records, speed_table, asked.output, asked.json)
+
+
+def kernel(
+    op: Annotated[str, typer.Argument(metavar="OP", help="The op, as list ops names it.")],
+    source: Annotated[str, typer.Argument(metavar="RECIPE_OR_RUN", help="Whose call of it is timed.")],
+    kernels: Annotated[
+        list[str] | None, typer.Option("--kernel", metavar="NAME", help="May be repeated. Default: all that can run.")
+    ] = None,
+    phase: Annotated[Phase, typer.Option("--phase", help="In train with the backward.")] = Phase.train,
+    length: Length = 1024,
+    batch_size: BatchSize = 1,
+    dtype: DtypeOption = Dtype.float32,
+    repeats: Rounds = 20,
+    warmup: Warmup = 2,
+    threads: Threads = None,
+    set_: Set = None,
+    device: Device = None,
+    output: Records = None,
+    json: Json = False,
+) -> None:
+    """Time the kernels of an op beside each other, on a call that a model makes."""
+    from hybridtf.bench.kernel_speed import measure_kernels
+    from hybridtf.report.detail_tables import kernel_table
+
+    registries()
+    (subject,) = _subjects([source], set_, device, dtype)
+    with interruptible("nothing was written"):
+        records = measure_kernels(
+            subject, op, kernels=kernels or (), phase=_phase(phase), length=length, batch_size=batch_size, repeats=repeats,
+            warmup=warmup, threads=threads,
+        )
+    _finish(records, kernel_table, output, json)
 
 
 @takes(Measured)
@@ -117,29 +155,52 @@ def memory(
     asked: Measured,
     limit: Limit = None,
     max_length: Annotated[int, typer.Option("--max-length", min=1, help="The search for it ends here.")] = 1 << 20,
+    rest: Annotated[bool, typer.Option("--rest", help="On a CPU, also what a fresh process holds beyond.")] = False,
+    fits: Annotated[bool, typer.Option("--fits", help="Try the longest length in child processes instead.")] = False,
+    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds for each child process.")] = 600.0,
 ) -> None:
     """Count bytes by kind: weights, gradients, optimizer, activations, state, and the peak."""
     from hybridtf.bench.memory import measure_memory
     from hybridtf.report.detail_tables import memory_table
+    from hybridtf.report.fits_table import fits_table
 
     registries()
     limit_bytes = None if limit is None else parse_size(limit, "--limit")
     with interruptible("nothing was written"):
         records = [
+            _try_lengths(subject, one, asked.batch_size, limit_bytes, timeout, max_length) if fits else
             measure_memory(
                 subject, phase=_phase(one), batch_size=asked.batch_size, length=asked.length, limit_bytes=limit_bytes,
-                max_length=max_length,
+                max_length=max_length, rest=rest, timeout_s=timeout,
             )
             for subject in asked.subjects()
             for one in asked.phase or (Phase.train,)
         ]
-    _finish(records, memory_table, asked.output, asked.json)
+    _finish(records, fits_table if fits else memory_table, asked.output, asked.json)
+
+
+def _try_lengths(
+    subject: Subject, phase: Phase, batch_size: int, limit_bytes: int | None, timeout_s: float, max_length: int
+) -> Record:
+    """The longest length by trial, each trial told as it ends."""
+    from hybridtf.bench.fits import Probe, measure_fits
+
+    def told(one: Probe) -> None:
+        say(f"{subject.name}, {phase.value}: {one.length:,} tokens: {one.outcome.replace('_', ' ')}")
+
+    return measure_fits(
+        subject, phase=_phase(phase), batch_size=batch_size, limit_bytes=limit_bytes, timeout_s=timeout_s,
+        max_length=max_length, progress=told,
+    )
 
 
 def extrapolation(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run, checkpoint or model folders.")],
     against: Against = None,
     multiples: Multiples = "1,2,4,8,16",
+    lengths: Annotated[
+        str | None, typer.Option("--lengths", metavar="N,N,...", help="Tokens instead of multiples, as in 1k,64k,1M.")
+    ] = None,
     trained_length: Annotated[
         int | None, typer.Option("--trained-length", min=1, help="Default: the recipe's train.seq_len.")
     ] = None,
@@ -147,7 +208,12 @@ def extrapolation(
         int | None, typer.Option("--chunk", min=1, help="Tokens a call. Default: the trained length, at most 512.")
     ] = None,
     batch_size: BatchSize = 8,
+    timeout: Annotated[float | None, typer.Option("--timeout", min=0.001, help="Seconds a length may take.")] = None,
     max_documents: Annotated[int | None, typer.Option("--max-documents", min=1, help="Read at most so many.")] = None,
+    stride: Annotated[
+        int | None, typer.Option("--stride", min=1, help="Read documents in windows that move by so many tokens.")
+    ] = None,
+    max_rows: Annotated[int, typer.Option("--max-rows", min=1, help="Rows of each length, where they are drawn.")] = 128,
     device: Device = None,
     output: Records = None,
     json: Json = False,
@@ -157,24 +223,16 @@ def extrapolation(
     from hybridtf.report.detail_tables import extrapolation_table
 
     registries()
-    lengths = _multiples(multiples)
+    asked: dict[str, Any] = {"multiples": _multiples(multiples), "lengths": _lengths(lengths)}
+    asked |= {"chunk": chunk, "batch_size": batch_size, "timeout": timeout, "max_documents": max_documents}
+    asked |= {"stride": stride, "max_rows": max_rows}
     records = []
     with interruptible("nothing was written"):
         for source in [*(against or ()), *runs]:
             run = read_run(source, device)
-            task, trained = _text_and_length(run, source, trained_length)
-            records.append(
-                measure_extrapolation(
-                    run_subject(run, name_of(source)),
-                    run.model,
-                    task,
-                    trained_length=trained,
-                    multiples=lengths,
-                    chunk=chunk,
-                    batch_size=batch_size,
-                    max_documents=max_documents,
-                )
-            )
+            task, trained = _task_and_length(run, source, trained_length)
+            subject = run_subject(run, name_of(source))
+            records.append(measure_extrapolation(subject, run.model, task, trained_length=trained, **asked))
     _finish(records, extrapolation_table, output, json)
 
 
@@ -189,13 +247,25 @@ def _multiples(text: str) -> list[int]:
     return [int(n) for n in text.split(",")]
 
 
-def _text_and_length(run: LoadedRun, source: str, length: int | None) -> tuple[Any, int]:
+def _lengths(text: str | None) -> list[int] | None:
+    """Tokens of ``64``, ``64k`` (1,024 each) or ``1M``, with commas between."""
+    from hybridtf.core import ConfigError
+
+    if text is None:
+        return None
+    words = [re.fullmatch(r"(\d+)([kKmM]?)", word) for word in text.split(",")]
+    if not all(words):
+        raise ConfigError(f"--lengths {text}: must be tokens with commas between, such as 1k,64k,1M")
+    return [int(word[1]) << 10 * " km".index(word[2].lower() or " ") for word in words if word]
+
+
+def _task_and_length(run: LoadedRun, source: str, length: int | None) -> tuple[Any, int]:
     """The task that a run was trained on, and the trained length: ``length`` where it is given."""
     from hybridtf.core import DataError
 
     trained = length or (run.recipe.train.seq_len if run.recipe.train is not None else None)
     if run.recipe.task is None or trained is None:
-        raise DataError(f"{source}: its recipe has no section [task] or [train], so there is no text or no trained length")
+        raise DataError(f"{source}: its recipe has no section [task] or [train], so there are no data or no trained length")
     return run.recipe.task.load(0), trained
 
 

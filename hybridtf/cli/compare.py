@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -25,6 +25,7 @@ from hybridtf.cli.sources import (
 if TYPE_CHECKING:
     from hybridtf.bench import CompareOptions
     from hybridtf.bench.records import Record, Records
+    from hybridtf.core import TaskConfig
     from hybridtf.recipe import Recipe
 
 RECORDS, REPORT = "records.jsonl", "report.html"
@@ -36,6 +37,14 @@ EvalTokens = Annotated[
     int, typer.Option("--eval-tokens", min=0, help="Score so many held-out tokens, the first of each document; 0: all.")
 ]
 MaxDocuments = Annotated[int, typer.Option("--max-documents", min=1, help="Documents read beyond the trained length.")]
+TaskNames = Annotated[
+    list[str] | None, typer.Option("--task", metavar="NAME", help="Train on this task, not the recipes' own. May be repeated.")
+]
+Rates = Annotated[
+    str | None, typer.Option("--lr", metavar="LR,...", help="Learning rates; of several the best on a third side is taken.")
+]
+Workers = Annotated[int, typer.Option("--workers", min=1, help="Trainings at once, each in a process of its own.")]
+Timeout = Annotated[float | None, typer.Option("--timeout", metavar="S", help="End a training that takes more seconds.")]
 Prompt = Annotated[int, typer.Option("--context", min=1, help="The prompt that decode is measured after.")]
 
 
@@ -49,6 +58,10 @@ def compare(
     recipes: Recipes,
     output: Folder,
     seeds: Seeds = 1,
+    task: TaskNames = None,
+    lr: Rates = None,
+    workers: Workers = 1,
+    timeout: Timeout = None,
     steps: Steps = None,
     set_: Set = None,
     eval_tokens: EvalTokens = 100_000,
@@ -71,6 +84,7 @@ def compare(
     options = CompareOptions(
         steps=steps, device=choose_device(device), eval_tokens=eval_tokens or None, max_documents=max_documents,
         context=context, repeats=repeats, limit_bytes=None if limit is None else parse_size(limit, "--limit"),
+        tasks=_tasks(task), learning_rates=_rates(lr), workers=workers, timeout_s=timeout,
     )  # fmt: skip
     named, file = _named(recipes, set_, steps), output / RECORDS
     before = len(read_records(file, skip_corrupt=True)) if file.is_file() else 0
@@ -97,11 +111,34 @@ def _measure(named: dict[str, Recipe], output: Path, seeds: int, options: Compar
             raise typer.Exit(stopped.exit_code) from None
 
 
+def _tasks(names: Sequence[str] | None) -> dict[str, TaskConfig] | None:
+    """Registered tasks and presets by name."""
+    from hybridtf.core import ConfigError, active
+
+    if names is None or not names:
+        return None
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--task names {max(names, key=names.count)!r} twice")
+    return {name: cast("TaskConfig", active()["tasks"].make({"type": name})) for name in names}
+
+
+def _rates(text: str | None) -> tuple[float, ...]:
+    """The learning rates of ``1e-3,3e-3``."""
+    from hybridtf.core import ConfigError
+
+    try:
+        return tuple(float(part) for part in text.split(",")) if text is not None else ()
+    except ValueError:
+        raise ConfigError(f"--lr {text}: must be numbers with commas between, as in 1e-3,3e-3") from None
+
+
 def _named(sources: Sequence[str], overrides: Sequence[str] | None, steps: int | None = None) -> dict[str, Recipe]:
     """Recipes by the name that records call them; files of one name in different folders by their path."""
     from hybridtf.core import ConfigError
 
-    sources = list(dict.fromkeys(sources))
+    if len(set(sources)) < len(sources):
+        twice = max(sources, key=list(sources).count)
+        raise ConfigError(f"{twice} is named twice; copy it to another name to train it twice, or give --seeds")
     names = [name_of(source) for source in sources]
     names = [source if names.count(name) > 1 else name for source, name in zip(sources, names, strict=True)]
     if len(set(names)) < len(names):
@@ -114,15 +151,33 @@ def _named(sources: Sequence[str], overrides: Sequence[str] | None, steps: int |
 
 
 def _print(records: Records, json: bool) -> None:
+    """One table a task: recipes are compared on one task each time."""
+    from dataclasses import replace
+
     from hybridtf.report import compare_table
 
-    table = compare_table(records)
+    tables = {task: compare_table(part) for task, part in _by_task(records).items()}
     if records.skipped:
         say(f"warning: lines left out, since they are no whole records: {records.skipped}")
     if json:
-        print_json(table_json(table, records))
-    else:
-        print_measures(table)
+        parts = [table_json(table, ()) for table in tables.values()]
+        rows = [{"task": task, **row} for task, part in zip(tables, parts, strict=True) for row in part["table"]]
+        notes = list(dict.fromkeys(note for part in parts for note in part["notes"]))
+        print_json({"table": rows, "notes": notes, "records": list(records)})
+        return
+    for task, table in tables.items():
+        print_measures(table if len(tables) == 1 else replace(table, title=f"{table.title}: {task}"))
+
+
+def _by_task(records: Records) -> dict[str | None, list[Record]]:
+    """The records by the task that their recipe was trained on; what no record says a task of is of None."""
+    said = [r for r in records if r["kind"] in ("train", "quality") and r.get("task")]
+    tasks = {(r["recipe"], r["recipe_hash"]): str(r["task"]) for r in said}
+    groups: dict[str | None, list[Record]] = {}
+    for record in records:
+        if record["kind"] != "sweep":
+            groups.setdefault(tasks.get((record["recipe"], record["recipe_hash"])), []).append(record)
+    return groups
 
 
 def _write_report(records: Sequence[Record], path: Path) -> Path | None:
@@ -139,9 +194,9 @@ def _write_report(records: Sequence[Record], path: Path) -> Path | None:
 
 def _fail(records: Sequence[Record]) -> None:
     # Of two records of one training the later one counts: what failed was tried again.
-    trained = {(r["recipe"], r["seed"]): r.get("failed") for r in records if r["kind"] == "train"}
+    trained = {(r["recipe"], r["recipe_hash"], r["seed"]): r.get("failed") for r in records if r["kind"] == "train"}
     failed = {key: reason for key, reason in trained.items() if reason}
-    for (name, _), reason in failed.items():
+    for (name, _, _), reason in failed.items():
         say(f"failed: {name}: {reason}")
     if failed:
         raise typer.Exit(1)
@@ -158,22 +213,32 @@ def report(
     charts: Annotated[
         Path | None, typer.Option("--charts", metavar="DIR", help="Write every chart as SVG and PNG into this folder.")
     ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Write all tables as Markdown into this file.")
+    ] = None,
+    latex: Annotated[
+        Path | None, typer.Option("--latex", metavar="FILE", help="Write all tables as LaTeX (booktabs) into this file.")
+    ] = None,
     title: Annotated[str | None, typer.Option("--title", help="The title of the page.")] = None,
     skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Leave out lines that are no whole records.")] = False,
     json: Json = False,
 ) -> None:
-    """Turn records into a table, one HTML file, and charts."""
+    """Turn records into tables, one HTML file, and charts."""
     from hybridtf.bench.records import read_records
     from hybridtf.core import DataError
-    from hybridtf.report import save_charts, write_report
+    from hybridtf.report import save_charts, write_latex, write_markdown, write_report
 
     registries()
     records = read_records([path / RECORDS if path.is_dir() else path for path in sources], skip_corrupt=skip_corrupt)
     if not records:
         raise DataError(f"{', '.join(map(str, sources))}: no records")
-    if json or (output is None and charts is None):
+    if json or (output, charts, markdown, latex) == (None, None, None, None):
         _print(records, json)
     if output is not None:
         say(f"report: {write_report(records, output, title)}")
+    if markdown is not None:
+        say(f"tables: {write_markdown(records, markdown, title)}")
+    if latex is not None:
+        say(f"tables: {write_latex(records, latex)}")
     if charts is not None:
         say(f"charts: {counted(len(save_charts(records, charts)), 'file')} in {charts}")

@@ -22,6 +22,9 @@ Records = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", 
 Step = Annotated[int | None, typer.Option("--step", min=0, help="The checkpoint of this step. Default: the newest.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Rows at once.")]
 Recipes = Annotated[list[str], typer.Argument(metavar="RECIPE...", help="Recipe files or names.")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", min=1, metavar="N", help="Compute with N threads, tied to as many cores.")
+]
 Repeats = Annotated[int, typer.Option("--repeats", min=1, help="Timed runs of each phase.")]
 Limit = Annotated[
     str | None, typer.Option("--limit", metavar="SIZE", help="Also find the longest length that fits, as in 8GB.")

@@ -33,6 +33,8 @@ class BuildContext:
     """All that a component may know of its model. New fields have defaults, so that no plugin breaks."""
 
     d_model: int
+    d_out: int | None = None
+    """The width that a mixer gives, where that is not d_model."""
     layer_idx: int = 0
     n_layers: int = 1
     max_seq_len: int = 2048

@@ -30,6 +30,9 @@ from hybridtf.core.states import State
 Law: TypeAlias = Literal["cut", "segment", "causal", "crop", "compile", "tensor_parallel", "context_parallel"]
 LAWS: tuple[Law, ...] = ("cut", "segment", "causal", "crop", "compile", "tensor_parallel", "context_parallel")
 
+Scores: TypeAlias = Literal["next", "read"]
+"""What a head's scores at a token are of: the token that follows, or the token itself."""
+
 Edges: TypeAlias = Mapping[str, Tensor]
 """What crosses layers, by name: written by one component, read by later ones. Each is (b t ...), aligned with x."""
 
@@ -244,6 +247,10 @@ class Head(_Part):
     needs_tied_weight: bool = False
     """The head has no matrix of its own. May be set by an instance."""
 
+    scores: Scores = "next"
+    """What the scores at a token are of: ``next``, the token that follows it, from what stands up to it; ``read``, the token
+    itself, from a summary of its document. A task asks for one of the two."""
+
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:
         """The empty state; none by default."""
         return ()
@@ -307,11 +314,11 @@ ProjectionPaths: TypeAlias = Annotated[tuple[str, ...], Field(min_length=1), Aft
 
 
 class AdaptersConfig(ConfigTable):
-    """Low-rank additions to projections of a shared block, one pair of matrices for each layer that visits it (Zamba2)."""
-
+    """Low-rank additions to projections of a shared block, a pair of matrices for each layer that visits it (Zamba2). ``on``:
+    paths inside the block, as ``mixer.q_proj``; ``shared_down``: those of them with one first matrix between them."""
     rank: int = Field(gt=0)
     on: ProjectionPaths
-    """Paths of the projections inside the block: ``mixer.q_proj``, ``channel_mixer.up_proj``."""
+    shared_down: tuple[str, ...] = Field(default=(), examples=[("mixer.q_proj", "mixer.k_proj")])
 
 
 class BlockConfig(ComponentConfig):

@@ -201,11 +201,14 @@ class OpKernel(nn.Module):
     def _request(self, phase: Phase, dtype: torch.dtype) -> KernelRequest:
         return KernelRequest(self.op, phase, dtype, self.probe.device, self.sizes, self.features)
 
+    def cell(self, first: Any, n_tokens: int) -> tuple[Phase, torch.dtype]:
+        """Where :attr:`table` and :attr:`chosen` are looked up for a call whose first argument is ``first``."""
+        phase: Phase = "train" if torch.is_grad_enabled() else "decode" if n_tokens == 1 else "prefill"
+        return phase, (first[0] if isinstance(first, tuple) else first).dtype  # a complex number comes as a pair
+
     def forward(self, *args: Any, n_tokens: int, **kwargs: Any) -> Any:
         """Run the op; ``n_tokens`` is the number of new tokens and is not passed on."""
-        phase: Phase = "train" if torch.is_grad_enabled() else "decode" if n_tokens == 1 else "prefill"
-        first = args[0][0] if isinstance(args[0], tuple) else args[0]  # a complex number comes as a pair
-        dtype = first.dtype
+        phase, dtype = self.cell(args[0], n_tokens)
         fn = self.table.get((phase, dtype))
         if fn is None:
             raise KernelError(self._refusal(phase, dtype))

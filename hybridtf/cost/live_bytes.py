@@ -9,12 +9,18 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch import Tensor, _meta_registrations, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hybridtf.core import ConfigError
@@ -132,11 +138,24 @@ class WithoutMemory:
 
     @contextmanager
     def enter(self) -> Iterator[LiveBytes]:
-        """Raises :class:`ConfigError` where a model reads back a floating-point value, which does not exist here."""
+        """Raises :class:`ConfigError` where a model reads back a floating-point value, which does not exist here, or where
+        torch's form of an operator for shapes refuses what the real one takes (grouped products in float32)."""
         try:
             with self._mode, self.live:
                 yield self.live
-        except DataDependentOutputException as error:
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise ConfigError(
                 f"memory cannot be predicted: the model reads a computed value back ({error.func}); measure it instead"
             ) from error
+        except RuntimeError as error:
+            if not _raised_by_shapes(error):
+                raise
+            raise ConfigError(
+                f"memory cannot be predicted: torch runs an operator of the model on tensors alone, not on shapes ({error}); "
+                "measure it instead"
+            ) from error
+
+
+def _raised_by_shapes(error: BaseException) -> bool:
+    """Whether it was torch's form of an operator for shapes that refused."""
+    return any(frame.f_code.co_filename == _meta_registrations.__file__ for frame, _ in walk_tb(error.__traceback__))

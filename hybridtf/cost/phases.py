@@ -20,8 +20,9 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from hybridtf.core import ConfigError, Fixed, Growing, Ring, State, StateLeaf, known_names
+from hybridtf.core import ConfigError, Fixed, Growing, OwnClock, Ring, State, StateLeaf, known_names
 from hybridtf.cost.calls import call, copy_state, device_of, has_state, mean_loss, need_state
+from hybridtf.cost.foreign import has_known_state
 
 Phase: TypeAlias = Literal["train", "prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("train", "prefill", "decode")
@@ -184,6 +185,8 @@ class LastDecodeStep(Step):
     ) -> None:
         super().__init__(model, batch_size, length, dtype)
         need_state(model, "decode")
+        if not has_known_state(model):
+            raise ConfigError("decode cannot be predicted: what a foreign cache holds is known by reading alone; measure it")
         self.tokens = batch_size
         # The token is a column of ids that stay alive, as it is when all are decoded; so does the prompt.
         self.ids = self.random_ids(vocab_size, DECODE_TOKENS)
@@ -231,10 +234,12 @@ def _new_state(model: nn.Module, batch_size: int, max_len: int) -> State:
 
 def aged_state(state: State, length: int) -> State:
     """``state``, which is new, claiming that every row holds ``length`` tokens."""
-    return pytree.tree_map(lambda leaf: _aged(leaf, length), state, is_leaf=lambda x: isinstance(x, StateLeaf))
+    return pytree.tree_map(lambda leaf: _aged(leaf, length), state, is_leaf=lambda x: isinstance(x, StateLeaf | OwnClock))
 
 
 def _aged(leaf: Any, length: int) -> Any:
+    if isinstance(leaf, OwnClock):
+        return OwnClock(aged_state(leaf.state, length + leaf.more), leaf.more)
     if not isinstance(leaf, StateLeaf):
         return leaf
     # Real even where the leaf has no memory: what a count is asked for.

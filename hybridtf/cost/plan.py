@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from hybridtf.cost.calls import has_state
 from hybridtf.cost.devices import Device
 from hybridtf.cost.flops import Work
 from hybridtf.cost.footprint import Footprint
+from hybridtf.cost.foreign import has_known_state
 from hybridtf.cost.live_bytes import WithoutMemory
 from hybridtf.cost.longest import longest_length
 from hybridtf.cost.parameters import parameter_counts
@@ -34,12 +34,12 @@ def make_plan(
     """
     model = shapes_of(planned)
     reach = reach_of(model.config) if callable(getattr(getattr(model, "config", None), "stacks", None)) else MAX_LENGTH
-    known = [phase for phase in phases if phase != "decode" or has_state(model)]
+    known = [phase for phase in phases if phase != "decode" or has_known_state(model)]
     tracers = {phase: Tracer(planned, phase, reach) for phase in known}
     found: dict[str, Any] = {
         "device": device.name, "validated": device.validated, "batch_size": batch_size,
         "params": parameter_counts(model),
-        "state_bytes": {str(n): state_size(model, n, batch_size) for n in lengths} if has_state(model) else None,
+        "state_bytes": {str(n): state_size(model, n, batch_size) for n in lengths} if has_known_state(model) else None,
         "phases": {
             phase: {str(n): _row(tracer, n, batch_size, device) for n in lengths} for phase, tracer in tracers.items()
         },

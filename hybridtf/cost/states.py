@@ -19,7 +19,8 @@ a foreign state."""
 def state_size(model: nn.Module, length: int, batch_size: int = 1) -> dict[str, int]:
     """Bytes of the state of ``batch_size`` rows that hold ``length`` tokens each, lengths not counted.
 
-    ``allocated``: with buffers of ``length`` tokens; ``used``: what holds tokens. ``per_token``: what one more token
+    ``allocated``: with buffers of ``length`` tokens; ``used``: what holds tokens (pooled blocks: all that there
+    is room for, up to one a row more than are whole). ``per_token``: what one more token
     adds for good; ``constant``: what does not grow. Then the allocated bytes of each of :data:`STATE_KINDS`.
     """
     with WithoutMemory().enter():

@@ -32,7 +32,7 @@ from hybridtf.core import (
     init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GatedRMSNorm, ShortConv, SoftplusDecayConfig, accumulation_dtype, head_count, time_step
+from hybridtf.nn import GatedRMSNorm, ShortConv, SoftplusDecayConfig, accumulation_dtype, head_count, idle_beside, time_step
 
 
 class Mamba2Options(SoftplusDecayConfig):
@@ -50,12 +50,16 @@ class Mamba2Options(SoftplusDecayConfig):
     """Of ``in_proj`` and ``out_proj``."""
     dt_limit: tuple[float, float] | None = None
     """Clamps the time step. None: no clamp."""
+    norm: bool = True
+    """RMS norm of the output. False: its gate alone (Falcon-H1)."""
     norm_first: bool = False
     """Norm before the gate instead of after it."""
     eps: float = Field(default=1e-5, gt=0)
     chunk_size: int = Field(default=64, gt=0)
     kernel: str = "auto"
     conv_kernel: str = "auto"
+
+    _without_norm = idle_beside({"norm": False}, "norm_first", "eps")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -107,7 +111,7 @@ class Mamba2(RecurrentMixer):
         self.D = nn.Parameter(torch.empty(self.n_heads, **ctx.factory))
         self.norm = GatedRMSNorm(
             ctx.child("norm", d_model=inner), n_groups=config.n_groups, eps=config.eps, norm_first=config.norm_first
-        )
+        ) if config.norm else None
         self.out_proj = nn.Linear(inner, ctx.d_model, bias=config.bias, **ctx.factory)
         sizes = {"n_heads": self.n_heads, "head_dim": config.head_dim, "d_state": config.d_state, "n_groups": config.n_groups}
         if n_levels:
@@ -150,7 +154,8 @@ class Mamba2(RecurrentMixer):
         ssm = None if state is None else state["ssm"]
         y, S = self.recur(c, b, (x * dt[..., None]).to(x.dtype), log_a, dl.to(wide), segments, ssm)
         y = y + self.D.to(y.dtype)[:, None] * x
-        out = self.out_proj(self.norm(y.flatten(-2), z))
+        y = y.flatten(-2)
+        out = self.out_proj((y * F.silu(z.to(y.dtype))).to(z.dtype) if self.norm is None else self.norm(y, z))
         if ssm is None:
             return out, None
         return out, {"conv": conv, "ssm": ssm.advance({"S": S}, segments, u.shape[1])}

@@ -30,14 +30,15 @@ from hybridtf.models.language_model import (
     Loss,
 )
 from hybridtf.models.pattern import expand_pattern, print_pattern
+from hybridtf.models.position_decoder import PositionDecoder, PositionDecoderConfig
 from hybridtf.models.stems import TokenEmbedding, TokenEmbeddingConfig
 from hybridtf.models.weights import load_weights, save_weights
 
 __all__ = [
     "IGNORED", "Beam", "BeamConfig", "GeneratedToken", "GenerationConfig", "LMHead", "LMHeadConfig", "LanguageModel",
-    "LanguageModelConfig", "LanguageModelOutput", "Loss", "Prefix", "Speculated", "Speculation", "Stack",
-    "TokenEmbedding", "TokenEmbeddingConfig", "beam_search", "build_stack", "expand_pattern", "generate",
-    "load_weights", "print_pattern", "read_prompt", "save_weights", "speculate", "stream",
+    "LanguageModelConfig", "LanguageModelOutput", "Loss", "PositionDecoder", "PositionDecoderConfig", "Prefix",
+    "Speculated", "Speculation", "Stack", "TokenEmbedding", "TokenEmbeddingConfig", "beam_search", "build_stack",
+    "expand_pattern", "generate", "load_weights", "print_pattern", "read_prompt", "save_weights", "speculate", "stream",
 ]
 
 
@@ -48,7 +49,7 @@ def hybridtf_stems() -> Sequence[type[ComponentConfig]]:
 
 @hookimpl
 def hybridtf_heads() -> Sequence[type[ComponentConfig]]:
-    return (LMHeadConfig,)
+    return (LMHeadConfig, PositionDecoderConfig)
 
 
 @hookimpl

@@ -161,8 +161,8 @@ class LanguageModel(nn.Module):
         x, stem_state, extras = self.stem(token_ids, segments=segments, state=states["stem"], keep=keep)
         out = self.stack(x, extras.edges, segments=segments, state=states["layers"], keep=keep)
         losses = add_losses(extras.losses, out.losses)
-        # A head without a state need not see the tokens whose scores nobody asked for.
-        whole = logits == "all" or bool(leaves(states["head"]))
+        # A head without a state need not see the tokens whose scores nobody asked for; one that reads a summary counts places.
+        whole = logits == "all" or bool(leaves(states["head"])) or self.head.scores == "read"
         if logits == "none" and not whole:
             scores, head_state = None, states["head"]
         else:

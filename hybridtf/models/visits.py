@@ -5,6 +5,7 @@ The projections are the shared block's, what is added to them (:class:`~hybridtf
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -38,6 +39,18 @@ class Visit(nn.Module):
                 raise ctx.error(f"the names of {path!r} and {self.paths[name]!r} are the same with '_' for '.'")
             self.paths[name] = path
             self.adapters[name] = LowRank(linears[path].in_features, linears[path].out_features, config.rank, ctx)
+        self._share(config, linears, ctx)
+
+    def _share(self, config: AdaptersConfig, linears: Mapping[str, nn.Linear], ctx: BuildContext) -> None:
+        """One ``down`` for those that the config says have one."""
+        names = {path: name for name, path in self.paths.items()}
+        for path in config.shared_down:
+            if path not in names:
+                raise ctx.error(f"shared_down: {path!r} has no adapter. {known_names(path, names)}")
+            first = config.shared_down[0]
+            if linears[path].in_features != linears[first].in_features:
+                raise ctx.error(f"shared_down: {path!r} and {first!r} read inputs of different widths")
+            self.adapters[names[path]].down = self.adapters[names[first]].down
 
     def forward(self, block: nn.Module, x: Tensor, edges: Edges, **options: Any) -> BlockOutput:
         """As ``block(x, edges, **options)``, with this layer's adapters in place."""

@@ -94,7 +94,7 @@ class HeadProjections(SequenceMixer):
         self.k_proj = nn.Linear(ctx.d_model, kv, bias=qkv_bias, **ctx.factory)
         if not own_values:
             self.v_proj = nn.Linear(ctx.d_model, kv, bias=qkv_bias, **ctx.factory)
-        self.out_proj = nn.Linear(inner, ctx.d_model, bias=out_bias, **ctx.factory)
+        self.out_proj = nn.Linear(inner, ctx.d_out or ctx.d_model, bias=out_bias, **ctx.factory)
 
     def kernel_sizes(self) -> dict[str, int]:
         """Sizes of a call of the op."""

@@ -5,11 +5,11 @@ Axes: b batch, t time, s held tokens, d d_model, h heads, g kv heads, k head_dim
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from hybridtf.core import (
     BiasPosition,
@@ -37,8 +37,9 @@ class HeadsConfig(HeadCountsConfig):
 class HeadsMixer(HeldHeads, SoftmaxMixer):
     """Projects queries, keys and values, holds keys and values, and ends in ``out_proj``.
 
-    ``features``: what is asked of the kernel beside what this base knows. ``sites``: where positions may be told. ``widths``:
-    as of :class:`HeadProjections`.
+    ``features``: what is asked of the kernel beside what this base knows. ``sites``: where positions may be told.
+    ``qk_norm_over``: ``qk_norm`` is of each head's channels, or of all heads' side by side. ``widths``: as of
+    :class:`HeadProjections`.
     """
 
     op = "attention"
@@ -46,13 +47,16 @@ class HeadsMixer(HeldHeads, SoftmaxMixer):
 
     def __init__(
         self, config: HeadsConfig, ctx: BuildContext, *, qk_norm: NormConfig | None = None, features: set[str] | None = None,
-        sites: tuple[Site, ...] = ("qk", "bias"), **widths: Any,
+        sites: tuple[Site, ...] = ("qk", "bias"), qk_norm_over: Literal["head", "heads"] = "head", **widths: Any,
     ) -> None:
         super().__init__(config, ctx, **widths)
         head = ctx.child("position", d_model=self.head_dim)
         self.place(config.position.build_at(head, *sites))
-        self.q_norm = None if qk_norm is None else qk_norm.build(head)
-        self.k_norm = None if qk_norm is None else qk_norm.build(head)
+        self.qk_norm_over = qk_norm_over
+        self.q_norm, self.k_norm = (
+            None if qk_norm is None else qk_norm.build(head if qk_norm_over == "head" else ctx.child("qk_norm", d_model=width))
+            for width in (self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim)
+        )
         self.attention = ctx.bind_kernel(
             self.op, config.kernel, sizes=self.kernel_sizes(), features=(features or set()) | self._features()
         )
@@ -68,10 +72,16 @@ class HeadsMixer(HeldHeads, SoftmaxMixer):
         self, x: Tensor, positions: Tensor, segments: Segments | None, leaf: Growing | Ring | None
     ) -> Projected:
         flat, gate = self.queries(x)
-        q, k = self.split(flat, self.q_norm), self.split(self.k_proj(x), self.k_norm)
+        q, k = self._normed(flat, self.q_norm), self._normed(self.k_proj(x), self.k_norm)
         q, k = told(self.position, q, k, positions, segments, leaf)
         v = self.v_proj(x).unflatten(-1, self.held_shapes()["v"])
         return Projected(q, {"k": k, "v": v}, gate)
+
+    def _normed(self, projected: Tensor, norm: nn.Module | None) -> Tensor:
+        """(b t h*k) to heads (b t h k), normed one by one or side by side."""
+        if norm is not None and self.qk_norm_over == "heads":
+            return self.split(norm(projected))
+        return self.split(projected, norm)
 
     def queries(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """(b t d) to the queries of all heads side by side, and their gates where there are any."""

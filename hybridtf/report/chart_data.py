@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from hybridtf.report import evidence as ev
+from hybridtf.report.measured import REF
 from hybridtf.report.tables import STATE_LENGTHS
 
 Row: TypeAlias = dict[str, Any]
@@ -21,7 +22,7 @@ def curve_rows(evidence: ev.Evidence) -> list[Row]:
     rows: list[Row] = []
     for subject in evidence.subjects:
         for record in subject.of("train"):
-            points = [p for p in map(_curve_point, _items(record.get("curve"))) if p is not None]
+            points = [p for p in map(_curve_point, items(record.get("curve"))) if p is not None]
             per = max(1, math.ceil(len(points) / MAX_CURVE_POINTS))
             for start in range(0, len(points), per):
                 part = points[start : start + per]
@@ -32,21 +33,20 @@ def curve_rows(evidence: ev.Evidence) -> list[Row]:
                         "tokens": part[-1][0],
                         "loss": math.fsum(loss for _, loss in part) / len(part),
                         "steps": len(part),
+                        "record": record[REF],
                     }
                 )
     return rows
 
 
-def quality_rows(evidence: ev.Evidence) -> list[Row]:
-    """The held-out score on the task that most recipes have: ``recipe value low high seeds``."""
-    measure = evidence.measure()
+def quality_rows(evidence: ev.Evidence, measure: ev.Measure | None) -> list[Row]:
+    """The held-out score on a task: ``recipe value low high seeds record``."""
     found = [(s.label, ev.quality(s, measure)) for s in evidence.subjects]
-    return [{"recipe": label, **_interval(score)} for label, score in found if score is not None]
+    return [{"recipe": label, **interval(score)} for label, score in found if score is not None]
 
 
-def baseline_rows(evidence: ev.Evidence) -> list[Row]:
+def baseline_rows(evidence: ev.Evidence, measure: ev.Measure | None) -> list[Row]:
     """What the best trivial model reaches on that task: ``name value``."""
-    measure = evidence.measure()
     name = evidence.baseline(measure)
     scores = [score for s in evidence.subjects if (score := ev.baseline(s, measure, name)) is not None]
     return [] if name is None or not scores else [{"name": name.replace("_", " "), "value": scores[0].value}]
@@ -64,7 +64,7 @@ def length_rows(evidence: ev.Evidence) -> list[Row]:
             score = ev.at_multiple(subject, multiple)
             if score is not None:
                 tokens = None if length is None else int(multiple * length)
-                rows.append({"recipe": subject.label, "multiple": multiple, "length": tokens, **_interval(score)})
+                rows.append({"recipe": subject.label, "multiple": multiple, "length": tokens, **interval(score)})
     return rows
 
 
@@ -74,12 +74,12 @@ def position_rows(evidence: ev.Evidence) -> list[Row]:
     for subject in evidence.subjects:
         sums: dict[int, tuple[float, float]] = {}
         for record in subject.of("extrapolation"):
-            for item in _items(record.get("by_position")):
+            for item in items(record.get("by_position")):
                 start, nats, n = (ev.finite(value) for value in item) if len(item) == 3 else (None, None, None)
                 if start is not None and nats is not None and n:
                     total, count = sums.get(int(start), (0.0, 0.0))
                     sums[int(start)] = (total + nats * n, count + n)
-        starts = sorted(sums)
+        starts, names = sorted(sums), named([str(r[REF]) for r in subject.of("extrapolation")])
         for i, start in enumerate(starts):
             # The last bucket is as wide as the one before it: its end is not in the record.
             end = starts[i + 1] if i + 1 < len(starts) else start + (start - starts[i - 1] if i else 1)
@@ -92,30 +92,9 @@ def position_rows(evidence: ev.Evidence) -> list[Row]:
                     "last": end - 1,
                     "nats": total / count,
                     "tokens": int(count),
+                    "record": names,
                 }
             )
-    return rows
-
-
-def trained_lengths(evidence: ev.Evidence) -> list[Row]:
-    """``length`` at which recipes were trained, each once."""
-    lengths = {n for s in evidence.subjects if (n := ev.trained_length(s)) is not None}
-    return [{"length": n} for n in sorted(lengths)]
-
-
-def tradeoff_rows(evidence: ev.Evidence) -> list[Row]:
-    """Quality against state: ``recipe value low high seeds length bytes``, one row for each state length.
-
-    A recipe without any state has no place on a logarithmic axis and is left out.
-    """
-    rows: list[Row] = []
-    measure = evidence.measure()
-    for subject in evidence.subjects:
-        score = ev.quality(subject, measure)
-        for length in STATE_LENGTHS:
-            size = ev.state_bytes(subject, length)
-            if score is not None and size is not None and size.value > 0:
-                rows.append({"recipe": subject.label, **_interval(score), "length": length, "bytes": size.value})
     return rows
 
 
@@ -128,7 +107,7 @@ def speed_rows(evidence: ev.Evidence, phase: str) -> list[Row]:
             rate = ev.speed(subject, phase, condition)
             if rate is not None:
                 rows.append(
-                    {"recipe": subject.label, "batch_size": condition[0], "length": condition[1], **_interval(rate)}
+                    {"recipe": subject.label, "batch_size": condition[0], "length": condition[1], **interval(rate)}
                 )
     return rows
 
@@ -136,7 +115,7 @@ def speed_rows(evidence: ev.Evidence, phase: str) -> list[Row]:
 def memory_rows(evidence: ev.Evidence, phase: str) -> list[Row]:
     """Memory by kind at the condition that most recipes have: ``recipe kind order bytes``."""
     return [
-        {"recipe": subject.label, "kind": kind, "order": order, "bytes": size.value}
+        {"recipe": subject.label, "kind": kind, "order": order, "bytes": size.value, "record": named(size.sources)}
         for subject in evidence.subjects
         for order, kind in enumerate(MEMORY_KINDS)
         if (size := _memory(evidence, subject, phase, kind)) is not None
@@ -146,7 +125,7 @@ def memory_rows(evidence: ev.Evidence, phase: str) -> list[Row]:
 def peak_rows(evidence: ev.Evidence, phase: str) -> list[Row]:
     """The measured peak at the same condition: ``recipe bytes``."""
     return [
-        {"recipe": subject.label, "bytes": size.value}
+        {"recipe": subject.label, "bytes": size.value, "record": named(size.sources)}
         for subject in evidence.subjects
         if (size := _memory(evidence, subject, phase, "peak")) is not None
     ]
@@ -156,16 +135,17 @@ def state_rows(evidence: ev.Evidence) -> list[Row]:
     """State of one sequence by the tokens it has read: ``recipe length bytes``."""
     rows: list[Row] = []
     for subject in evidence.subjects:
-        sizes = {n: size.value for n in STATE_LENGTHS if (size := ev.state_bytes(subject, n)) is not None}
+        found = {n: size for n in STATE_LENGTHS if (size := ev.state_bytes(subject, n)) is not None}
+        sizes = {n: (size.value, named(size.sources)) for n, size in found.items()}
         for record in subject.of("extrapolation"):
             length = ev.number(record, "trained_length")
             for multiple, item in ev.by_multiple(record, "state_bytes").items():
                 n_bytes = ev.finite(item)
                 if length is not None and n_bytes is not None:
-                    sizes[int(multiple * length)] = n_bytes
+                    sizes[int(multiple * length)] = (n_bytes, record[REF])
         # Neither nothing read nor nothing kept has a place on a logarithmic axis.
-        lengths = [n for n in sorted(sizes) if n > 0 and sizes[n] > 0]
-        rows += [{"recipe": subject.label, "length": n, "bytes": sizes[n]} for n in lengths]
+        lengths = [n for n in sorted(sizes) if n > 0 and sizes[n][0] > 0]
+        rows += [{"recipe": subject.label, "length": n, "bytes": sizes[n][0], "record": sizes[n][1]} for n in lengths]
     return rows
 
 
@@ -175,13 +155,18 @@ def _memory(evidence: ev.Evidence, subject: ev.Subject, phase: str, part: str) -
     return ev.over_seeds([ev.number(r, part) for r in found])
 
 
-def _interval(score: ev.Measured) -> Row:
+def interval(score: ev.Measured) -> Row:
     low = score.value if score.low is None else score.low
     high = score.value if score.high is None else score.high
-    return {"value": score.value, "low": low, "high": high, "seeds": score.n_seeds}
+    return {"value": score.value, "low": low, "high": high, "seeds": score.n_seeds, "record": named(score.sources)}
 
 
-def _items(value: Any) -> list[Sequence[Any]]:
+def named(sources: Sequence[str]) -> str:
+    """The records that a point comes from, for its tooltip: the first by name, the others by their number."""
+    return "" if not sources else sources[0] if len(sources) == 1 else f"{sources[0]} and {len(sources) - 1} more"
+
+
+def items(value: Any) -> list[Sequence[Any]]:
     """The lists in ``value``; nothing where it is no list."""
     return [item for item in value if isinstance(item, list | tuple)] if isinstance(value, list | tuple) else []
 

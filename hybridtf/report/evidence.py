@@ -1,61 +1,28 @@
 """What the records say, recipe by recipe: which records count, and one number out of several seeds.
 
 A report reads records and nothing else, and never guesses: a field that is missing, null or no number gives None, which
-every table and chart shows as "not measured".
+every table and chart shows as "not measured". Where a seed failed there is no mean over the others (``failures.py``).
 """
 
 from __future__ import annotations
 
-import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from hybridtf.bench.records import KINDS, SCHEMA
+from hybridtf.report import failures, sifting
+from hybridtf.report.measured import Measured, Record, finite, number, over_seeds, pair, read
+from hybridtf.report.sifting import readable
 
-Record: TypeAlias = Mapping[str, Any]
+__all__ = [
+    "Condition", "Evidence", "Measure", "Measured", "Record", "Subject", "at_multiple", "baseline", "by_multiple",
+    "condition_of", "failed_trainings", "finite", "gather", "in_group", "measures", "number", "over_seeds", "pair", "quality",
+    "quality_outcome", "readable", "scored", "speed", "state_bytes", "task_of", "timed", "trained_length", "trained_lengths",
+]  # fmt: skip
+
 Condition: TypeAlias = tuple[int, int]
 """Batch size and length (tokens) at which a speed or a memory was measured."""
-
-# Two-sided 95 % points of Student's t for 1, 2, ... degrees of freedom; the normal's beyond.
-_T95 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-_NORMAL95 = 1.960
-
-# Characters that no XML, and so no SVG, can hold: controls and halves of surrogate pairs.
-_ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-# What tells two measurements of one kind, recipe and seed apart; the later of two that agree in all of this counts.
-_CONDITIONS = {
-    "quality": ("task", "metric"),
-    "speed": ("phase", "batch_size", "length"),
-    "memory": ("phase", "batch_size", "length"),
-}
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A number, its 95 % interval (None where nothing tells it) and from how many seeds it comes."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-    n_seeds: int = 1
-
-    @property
-    def half(self) -> float | None:
-        """Half the width of the interval."""
-        return None if self.low is None or self.high is None else (self.high - self.low) / 2
-
-    def overlaps(self, other: Measured) -> bool | None:
-        """Whether the two intervals have a point in common; None where one of them is not known."""
-        if self.low is None or self.high is None or other.low is None or other.high is None:
-            return None
-        return self.low <= other.high and other.low <= self.high
 
 
 @dataclass(frozen=True)
@@ -105,10 +72,10 @@ class Subject:
         return over_seeds([number(r, *path) for r in self.of(kind, **fields)])
 
     @property
-    def n_params(self) -> int | None:
+    def n_params(self) -> Measured | None:
         """Parameters, the same in every record of a recipe."""
-        counts = [int(n) for n in (number(r, "n_params") for r in self.records) if n is not None]
-        return counts[-1] if counts else None
+        counts = [n for n in (number(r, "n_params") for r in self.records) if n is not None]
+        return over_seeds(counts[-1:])
 
     @property
     def n_seeds(self) -> int:
@@ -137,14 +104,22 @@ class Evidence:
 
     def measure(self) -> Measure | None:
         """The task, and its measure, on which most recipes were scored; among equals the one met first."""
+        return next(iter(self.measures()), None)
+
+    def measures(self) -> list[Measure]:
+        """All of them, those of most recipes first; among equals in the order of the records."""
         counts = Counter(m for s in self.subjects for m in measures(s))
-        return max(counts, key=lambda measure: counts[measure]) if counts else None
+        return [measure for measure, _ in counts.most_common()]
 
     def reads_texts(self) -> bool:
         """Whether texts longer than trained are to be asked for: not of a task whose rows have lengths of their own."""
         measure = self.measure()
         texts = measure is None or measure.metric == "bits_per_byte"
-        return texts or any(subject.of("extrapolation") for subject in self.subjects)
+        return texts or any(by_multiple(r, "bits_per_byte") for s in self.subjects for r in s.of("extrapolation"))
+
+    def reads_longer(self) -> bool:
+        """Whether anything longer than trained is to be asked for."""
+        return self.reads_texts() or any(subject.of("extrapolation") for subject in self.subjects)
 
     def baseline(self, measure: Measure | None) -> str | None:
         """The best of the trivial models that the recipes are held against; None where there is none."""
@@ -163,8 +138,10 @@ class Evidence:
 
 def gather(records: Iterable[Record]) -> Evidence:
     """Sort records by recipe. What is of an unknown kind or a newer schema is left out and named in a note."""
-    kept, notes = _readable(records)
-    latest = _latest(kept)
+    kept, notes = sifting.legible(records)
+    tried = [r for r in kept if r["kind"] == "sweep"]  # of each learning rate: no recipes of their own
+    kept = [r for r in kept if r["kind"] != "sweep"]
+    latest = [sifting.named(record) for record in sifting.latest(kept)]
     if len(latest) < len(kept):
         n = len(kept) - len(latest)
         notes.append(
@@ -173,55 +150,14 @@ def gather(records: Iterable[Record]) -> Evidence:
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in latest:
         groups.setdefault((readable(record["recipe"]), str(record.get("recipe_hash") or "")), []).append(record)
+    tasks = [list(dict.fromkeys(task_of(r) for r in group if r.get("task") is not None)) for group in groups.values()]
+    labels = sifting.labels_of(list(groups), tasks)
+    sweeps = [sifting.named(record) for record in sifting.latest(tried)]
     subjects = tuple(
-        Subject(label, tuple(group)) for label, group in zip(_labels(list(groups)), groups.values(), strict=True)
+        Subject(label, (*group, *(r for r in sweeps if readable(r["recipe"]) == name and (not on or task_of(r) in on))))
+        for label, on, ((name, _), group) in zip(labels, tasks, groups.items(), strict=True)
     )
-    return Evidence(subjects, (*notes, *_machine_notes(latest)))
-
-
-def _labels(groups: list[tuple[str, str]]) -> list[str]:
-    """The name alone where it is unique, else with as much of the hash as tells them apart."""
-    for shown in (0, 7, 64):
-        labels = [
-            name if shown == 0 or _times(groups, name) == 1 else f"{name} ({digest[:shown] or 'no hash'})"
-            for name, digest in groups
-        ]
-        if len(set(labels)) == len(labels):
-            return labels
-    return [f"{name} (recipe {i + 1})" for i, (name, _) in enumerate(groups)]
-
-
-def _times(groups: list[tuple[str, str]], name: str) -> int:
-    return sum(other == name for other, _ in groups)
-
-
-def readable(text: str) -> str:
-    """``text`` with a replacement character for what cannot be shown."""
-    return _ILLEGAL.sub("\ufffd", text)
-
-
-def number(record: Any, *path: str) -> float | None:
-    """The finite number at ``path``, or None."""
-    for name in path:
-        if not isinstance(record, Mapping):
-            return None
-        record = record.get(name)
-    return finite(record)
-
-
-def finite(value: Any) -> float | None:
-    """``value`` as a float where it is a finite number, else None."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
-def pair(value: Any) -> tuple[float, float] | None:
-    """``value`` as (low, high) where it is a list of two finite numbers, else None."""
-    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
-        return None
-    low, high = finite(value[0]), finite(value[1])
-    return None if low is None or high is None else (low, high)
+    return Evidence(subjects, (*notes, *sifting.machine_notes(latest)))
 
 
 def condition_of(record: Record) -> Condition | None:
@@ -235,31 +171,6 @@ def task_of(record: Record) -> str:
     return readable(str(record.get("task") or "unnamed task"))
 
 
-def over_seeds(
-    values: Sequence[float | None], intervals: Sequence[tuple[float, float] | None] | None = None
-) -> Measured | None:
-    """One number out of one value a seed; None where there is no value.
-
-    One seed keeps the interval that it was recorded with. Of several: the mean, with Student's 95 % interval over the
-    seeds, but never narrower than the seeds' own intervals are on average.
-    """
-    bounds = intervals if intervals is not None else [None] * len(values)
-    found = [(value, bound) for value, bound in zip(values, bounds, strict=True) if value is not None]
-    if not found:
-        return None
-    if len(found) == 1:
-        value, bound = found[0]
-        return Measured(value, *(bound or (None, None)))
-    n = len(found)
-    mean = math.fsum(value for value, _ in found) / n
-    spread = math.sqrt(math.fsum((value - mean) ** 2 for value, _ in found) / (n - 1))
-    half = (_T95[n - 2] if n - 2 < len(_T95) else _NORMAL95) * spread / math.sqrt(n)
-    own = [(value - bound[0], bound[1] - value) for value, bound in found if bound is not None]
-    below = max([half, math.fsum(b for b, _ in own) / len(own)] if own else [half])
-    above = max([half, math.fsum(a for _, a in own) / len(own)] if own else [half])
-    return Measured(mean, mean - below, mean + above, n)
-
-
 def measures(subject: Subject) -> list[Measure]:
     """What the recipe was scored by, each once."""
     return list(dict.fromkeys(
@@ -269,24 +180,51 @@ def measures(subject: Subject) -> list[Measure]:
 
 
 def scored(subject: Subject, measure: Measure | None) -> list[Record]:
-    """Its quality records on a task."""
+    """Its quality records on a task, one a seed. Where several learning rates were tried, those of the rate that was
+    chosen on other rows, ``chosen_lr``: none where nothing says which that is, since a mean over rates is no result."""
     if measure is None:
         return []
-    return [r for r in subject.of("quality", metric=measure.metric) if task_of(r) == measure.task]
+    found = [r for r in subject.of("quality", metric=measure.metric) if task_of(r) == measure.task]
+    if len({repr(r.get("lr")) for r in found}) < 2:
+        return found
+    return [r for r in found if r.get("lr") is not None and r.get("lr") == r.get("chosen_lr")]
+
+
+def failed_trainings(subject: Subject, measure: Measure) -> list[Record]:
+    """The trainings that ended without a model to be scored."""
+    scored_seeds = {repr(r.get("seed")) for r in scored(subject, measure)}
+    return [
+        r for r in subject.of("train") if r.get("failed") and r.get("task") in (None, measure.task)
+        and repr(r.get("seed")) not in scored_seeds
+    ]
+
+
+def quality_outcome(subject: Subject, measure: Measure | None) -> failures.Answer | None:
+    """Why a recipe has no score, in a word; None where no seed failed."""
+    if measure is None:
+        return None
+    records = [*scored(subject, measure), *failed_trainings(subject, measure)]
+    said = failures.summary([failures.outcome(r) for r in records])
+    return None if said is None else failures.Answer.of(said, records)
 
 
 def quality(subject: Subject, measure: Measure | None) -> Measured | None:
-    """The held-out score."""
+    """The held-out score; None where a seed failed."""
+    if quality_outcome(subject, measure) is not None:
+        return None
     found = scored(subject, measure)
     return over_seeds([number(r, "value") for r in found], [pair(r.get("interval")) for r in found])
 
 
 def in_group(subject: Subject, measure: Measure | None, group: str) -> Measured | None:
-    """The held-out score of one kind of rows."""
-    found = [r["groups"].get(group) for r in scored(subject, measure) if isinstance(r.get("groups"), Mapping)]
+    """The held-out score of one kind of rows; None where a seed failed."""
+    if quality_outcome(subject, measure) is not None:
+        return None
+    found = [r for r in scored(subject, measure) if isinstance(r.get("groups"), Mapping)]
+    scores = [r["groups"].get(group) for r in found]
     return over_seeds(
-        [number(score, "value") for score in found],
-        [pair(score.get("interval")) if isinstance(score, Mapping) else None for score in found],
+        [number(r, "groups", group, "value") for r in found],
+        [pair(score.get("interval")) if isinstance(score, Mapping) else None for score in scores],
     )
 
 
@@ -295,14 +233,24 @@ def baseline(subject: Subject, measure: Measure | None, name: str | None) -> Mea
     return None if name is None else over_seeds([number(r, "baselines", name) for r in scored(subject, measure)])
 
 
+def timed(subject: Subject, phase: str, condition: Condition | None) -> list[Record]:
+    """Its speed records at one condition, one a seed."""
+    return [r for r in subject.of("speed", phase=phase) if condition is not None and condition_of(r) == condition]
+
+
 def speed(subject: Subject, phase: str, condition: Condition | None) -> Measured | None:
-    """Tokens a second at one condition."""
-    found = [r for r in subject.of("speed", phase=phase) if condition is not None and condition_of(r) == condition]
+    """Tokens a second at one condition; None where a seed failed."""
+    found = timed(subject, phase, condition)
+    if any(failures.outcome(r) for r in found):
+        return None
     return over_seeds([number(r, "tokens_per_s") for r in found], [_speed_interval(r) for r in found])
 
 
 def _speed_interval(record: Record) -> tuple[float, float] | None:
-    """The recorded spread of the repeats, laid around the rate."""
+    """The rates at the recorded 20 % and 80 % points of the time; else the spread of the repeats, laid around the rate."""
+    tokens, fast, slow = (number(record, name) for name in ("tokens", "p20_s", "p80_s"))
+    if tokens is not None and fast and slow:
+        return tokens / slow, tokens / fast
     rate, median, spread = (number(record, name) for name in ("tokens_per_s", "median_s", "spread_s"))
     if rate is None or spread is None or not median:
         return None
@@ -314,7 +262,7 @@ def at_multiple(subject: Subject, multiple: float) -> Measured | None:
     """Bits per byte at ``multiple`` times the trained length."""
     found = subject.of("extrapolation")
     return over_seeds(
-        [finite(by_multiple(r, "bits_per_byte").get(multiple)) for r in found],
+        [read(by_multiple(r, "bits_per_byte").get(multiple), r) for r in found],
         [pair(by_multiple(r, "interval").get(multiple)) for r in found],
     )
 
@@ -333,63 +281,18 @@ def by_multiple(record: Record, field: str) -> dict[float, Any]:
     return {m: item for m, item in zip(wanted, items, strict=False) if m is not None}
 
 
-def trained_length(subject: Subject) -> int | None:
-    """The length (tokens) at which its extrapolation runs were trained."""
-    found = [n for n in (number(r, "trained_length") for r in subject.of("extrapolation")) if n]
-    return int(found[-1]) if found else None
+def trained_lengths(subject: Subject, task: str | None = None) -> list[int]:
+    """The lengths (tokens) at which its extrapolation runs on ``task`` were trained (None: on texts), in order."""
+    records = subject.of("extrapolation")
+    found = [r for r in records if (by_multiple(r, "bits_per_byte") if task is None else task_of(r) == task)]
+    return [int(n) for n in (number(r, "trained_length") for r in found) if n]
+
+
+def trained_length(subject: Subject, task: str | None = None) -> int | None:
+    """The last of :func:`trained_lengths`; None where there is none."""
+    return next(reversed(trained_lengths(subject, task)), None)
 
 
 def state_bytes(subject: Subject, length: int, part: str = "used") -> Measured | None:
     """Bytes of state of one sequence after ``length`` tokens."""
     return subject.measured("model", "state_bytes", str(length), part)
-
-
-def _readable(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
-    kept: list[Record] = []
-    refused: Counter[str] = Counter()
-    for record in records:
-        reason = _refusal(record)
-        if reason is None:
-            kept.append(record)
-        else:
-            refused[reason] += 1
-    return kept, [
-        f"{n} {'records were' if n > 1 else 'record was'} left out: {reason}." for reason, n in refused.items()
-    ]
-
-
-def _refusal(record: Any) -> str | None:
-    """Why a record cannot be shown, or None."""
-    if not isinstance(record, Mapping):
-        return "no JSON object"
-    schema = record.get("schema")
-    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
-        return f"schema {schema!r} is no version number"
-    if schema > SCHEMA:
-        return f"schema {schema} is newer than the {SCHEMA} that this version reads"
-    if record.get("kind") not in KINDS:
-        return f"unknown kind {record.get('kind')!r}"
-    return None if isinstance(record.get("recipe"), str) else "it names no recipe"
-
-
-def _latest(records: list[Record]) -> list[Record]:
-    last: dict[tuple[str, ...], Record] = {}
-    for record in records:
-        names = ("kind", "recipe", "recipe_hash", "seed", *_CONDITIONS.get(record["kind"], ()))
-        key = tuple(repr(record.get(name)) for name in names)
-        last[key] = record  # at the place of the first, so that measuring again does not reorder the recipes
-    return list(last.values())
-
-
-def _machine_notes(records: Iterable[Record]) -> list[str]:
-    """Speeds of different machines stand in one table: the reader must know."""
-    machines = {
-        tuple(str(environment.get(name)) for name in ("cpu", "gpu", "threads"))
-        for record in records
-        if record["kind"] == "speed" and isinstance(environment := record.get("environment"), Mapping)
-    }
-    return (
-        ["Speeds were measured on different machines or thread counts, so they do not compare."]
-        if len(machines) > 1
-        else []
-    )

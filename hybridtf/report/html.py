@@ -11,7 +11,6 @@ import base64
 import functools
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -21,9 +20,14 @@ from typing import Any
 from hybridtf.core.files import atomic_file
 from hybridtf.report import detail_tables, numbers, tables
 from hybridtf.report import evidence as ev
-from hybridtf.report.charts import Chart, build_charts, to_svg
+from hybridtf.report.chart import Chart, to_svg
+from hybridtf.report.charts import build_charts
+from hybridtf.report.differences import difference_tables
 from hybridtf.report.extras import need
+from hybridtf.report.html_table import html_table
+from hybridtf.report.inert_json import inert_json
 from hybridtf.report.palette import Key, recipe_keys
+from hybridtf.report.record_list import Links, record_list
 from hybridtf.report.sentences import sentences
 from hybridtf.report.stacks import stack_pictures
 from hybridtf.report.table import Table
@@ -69,8 +73,9 @@ def write_report(records: Iterable[ev.Record], path: str | Path, title: str | No
 def render_report(records: list[ev.Record], title: str) -> str:
     """The page as text."""
     jinja2, markup = need("jinja2"), need("markupsafe").Markup
-    evidence = ev.gather(records)
+    evidence, links = ev.gather(records), Links()
     charts = build_charts(evidence)
+    listed = record_list(evidence, records)
     scripts = [_drawing_code(), _text("page.js")]
     strict = {"autoescape": True, "undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     template = jinja2.Environment(**strict).from_string(_text("page.html.j2"))
@@ -79,19 +84,23 @@ def render_report(records: list[ev.Record], title: str) -> str:
         policy=_policy(scripts),
         style=markup(_text("page.css")),
         scripts=[markup(script) for script in scripts],
-        specs=markup(_json({chart.name: chart.page_spec() for chart in charts})),
-        records=markup(_json(records)),
+        specs=markup(inert_json({chart.name: chart.page_spec() for chart in charts})),
+        records=markup(inert_json(records)),
         n_records=len(records),
         keys=[_key(key) for key in recipe_keys(evidence.labels)],
         sentences=sentences(evidence),
-        table=_table(tables.compare(evidence)),
-        details={name: _table(table) for name, table in _details(evidence).items() if table.rows},
+        comparisons=[html_table(table, links) for table in tables.compare_by_task(evidence)],
+        details={name: html_table(table, links) for name, table in _details(evidence).items() if table.rows},
+        differences=[html_table(table, links) for table in difference_tables(evidence)],
         charts=[_figure(chart, markup) for chart in charts],
         stacks=[{"label": picture.label, "svg": markup(picture.svg)} for picture in stack_pictures(evidence)],
         environments=_environments(evidence),
         kernels=_kernels(evidence),
         limits=_limits(evidence),
-        reads_texts=evidence.reads_texts(),
+        reads_longer=evidence.reads_longer(),
+        listed=listed,
+        lists=[(name, sources) for sources, name in links.lists.items()],
+        words={entry["id"]: entry["words"] for entry in listed},
     )
     return page
 
@@ -122,30 +131,6 @@ def _details(evidence: ev.Evidence) -> dict[str, Table]:
     }
 
 
-def _table(table: Table) -> dict[str, Any]:
-    """A table as the template wants it: cells with their interval apart, for a second line."""
-    rows = []
-    for row in table.rows:
-        cells = []
-        for column in table.columns:
-            text, _, between = table.text(row, column, "\n").partition("\n")
-            cell = row.get(column.key)
-            if column.style == "text" and cell is not None:  # a recipe's name may hold a line end of its own
-                text, between = str(cell), ""
-            cells.append(
-                {
-                    "text": text,
-                    "interval": between,
-                    "missing": cell is None,
-                    "numeric": column.style != "text",
-                    "label": table.head(column),
-                }
-            )
-        rows.append(cells)
-    heads = [{"text": table.head(c), "numeric": c.style != "text", "explanation": c.explanation} for c in table.columns]
-    return {"title": table.title, "heads": heads, "rows": rows, "notes": table.notes}
-
-
 def _key(key: Key) -> dict[str, Any]:
     return {"label": key.label, "colour": key.colour, "path": _SYMBOLS[key.shape] if key.shape else "M1 2h14v12h-14z"}
 
@@ -160,23 +145,6 @@ def _inline(chart: Chart) -> str:
 def _script_text(script: str) -> str:
     """``script`` such that nothing in it ends or reopens its element."""
     return re.sub(r"<(?=/script|!--)", r"\\x3c", script, flags=re.IGNORECASE)
-
-
-def _json(value: Any) -> str:
-    """JSON that is inert inside a script element: no ``<``, ``>`` or ``&``, and null for what JSON cannot hold."""
-    text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, default=str)
-    for sign in "<>&\u2028\u2029":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    # Half a surrogate pair cannot be written as UTF-8; escaped it can, and reads back as it was.
-    return re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found.group()):04x}", text)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _policy(scripts: Iterable[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -15,32 +16,47 @@ Layers: TypeAlias = list[Any]
 TOKENS = "format(datum.value, ',')"
 """A whole number with commas between thousands, as an axis label."""
 
-_SI = "replace(format(datum.value, '~s'), regexp('([a-zA-Z]?)$'), '\u202f$1B')"
-"""Bytes with an SI prefix, as an axis label."""
 
-_GREY = "#808080"
+
+def si(unit: str) -> str:
+    """A number with an SI prefix and its unit, as an axis label."""
+    return f"replace(format(datum.value, '~s'), regexp('([a-zA-Z\u00b5]?)$'), '\u202f$1{unit}')"
+
+
+RECORD = ("record", "record", None)
+"""The tooltip that names what a point comes from."""
+
+STATE = "state of one sequence (bytes, log scale)"
+GREY = "#808080"
+INK = "#1a1a1a"
+"""Text: the page gives what has this colour its own."""
+
 ROW_STEP = 34
 """Pixels of height for each recipe in a chart with a row for each."""
 
 _TICKS_PER_AXIS = 8
+_FEWEST_TICKS = 3
 _SYMBOLS_PER_LINE = 24
 
 
-def _rows(rows: list[Row]) -> Any:
+def drawn(rows: list[Row]) -> Any:
+    """A chart of ``rows`` without marks yet."""
     return need("altair").Chart(need("altair").InlineData(values=rows))
 
 
-def _colour(keys: Sequence[Key]) -> Any:
+def colour_of(keys: Sequence[Key]) -> Any:
+    """The colours of the recipes."""
     scale = need("altair").Scale(domain=[key.label for key in keys], range=[key.colour for key in keys])
     return need("altair").Color(field="recipe", type="nominal", scale=scale)
 
 
-def _shape(keys: Sequence[Key]) -> Any:
+def shape_of(keys: Sequence[Key]) -> Any:
+    """The symbols of the recipes."""
     scale = need("altair").Scale(domain=[key.label for key in keys], range=[key.shape for key in keys])
     return need("altair").Shape(field="recipe", type="nominal", scale=scale)
 
 
-def _tooltip(*fields: tuple[str, str, str | None]) -> list[Any]:
+def tooltips(*fields: tuple[str, str, str | None]) -> list[Any]:
     """(field, title, d3 number format or None for text)."""
     alt = need("altair")
     return [
@@ -51,13 +67,17 @@ def _tooltip(*fields: tuple[str, str, str | None]) -> list[Any]:
     ]
 
 
-def _log_ticks(values: Iterable[float]) -> list[float]:
-    """Powers of ten around ``values``; 2 and 5 between them where there are few."""
+def log_ticks(values: Iterable[float]) -> list[float]:
+    """Ticks around ``values``: powers of ten; where fewer than three fall among them, finer ones of two digits."""
     found = list(values)
-    low, high = math.floor(math.log10(min(found))), math.ceil(math.log10(max(found)))
-    steps = (1, 2, 5) if high - low <= 2 else (1,)
-    ticks = [step * 10.0**power for power in range(low, high + 1) for step in steps]
-    return [t for t in ticks if min(found) / 3 <= t <= max(found) * 3] or ticks
+    low, high = min(found) / 1.2, max(found) * 1.2
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1.0,), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0), [n / 10 for n in range(10, 100)]):
+        ticks = [float(f"{step * 10.0**power:.2g}") for power in powers for step in steps]
+        inside = [tick for tick in ticks if low <= tick <= high]
+        if len(inside) >= _FEWEST_TICKS:
+            break
+    return inside or found
 
 
 def amount(field: str, title: str, *, from_zero: bool) -> Any:
@@ -85,7 +105,8 @@ def _recipes(order: Sequence[str]) -> Any:
     )
 
 
-def _log2(field: str, title: str, values: Iterable[float], label: str) -> Any:
+def log2_axis(field: str, title: str, values: Iterable[float], label: str) -> Any:
+    """A length or its multiple along x, with ticks among ``values``."""
     alt = need("altair")
     ticks = sorted(set(values))
     while len(ticks) > _TICKS_PER_AXIS:
@@ -100,7 +121,7 @@ def _log2(field: str, title: str, values: Iterable[float], label: str) -> Any:
     )
 
 
-def _level(title: str, field: str = "value", *, rate: bool = False) -> Any:
+def level_axis(title: str, field: str = "value", *, rate: bool = False) -> Any:
     """A quantity along y; a ``rate`` from zero."""
     alt = need("altair")
     axis = alt.Axis(tickCount=6, labelExpr=TOKENS) if rate else alt.Axis(tickCount=6)
@@ -114,12 +135,12 @@ def baseline(rows: list[Row], words: str, lowest: float) -> Layers:
     if not rows:
         return []
     x = alt.X(field="value", type="quantitative")
-    rule = _rows(rows).mark_rule(strokeDash=[5, 4], color=_GREY, strokeWidth=1.5)
+    rule = drawn(rows).mark_rule(strokeDash=[5, 4], color=GREY, strokeWidth=1.5)
     # On the far side of the line from the axis: the names of the recipes stand left of the chart.
     first = all(row["value"] <= lowest for row in rows)
     side = {"align": "left", "dx": 5} if first else {"align": "right", "dx": -5}
-    name = _rows(rows).mark_text(**side, baseline="top", fontSize=12, color="#1a1a1a")
-    tips = _tooltip(("name", "baseline", None), ("value", words, ".3f"))
+    name = drawn(rows).mark_text(**side, baseline="top", fontSize=12, color=INK)
+    tips = tooltips(("name", "baseline", None), ("value", words, ".3f"))
     return [
         rule.encode(x=x, tooltip=tips),
         name.encode(x=x, y=alt.value(2), text=alt.Text(field="name", type="nominal")),
@@ -129,54 +150,34 @@ def baseline(rows: list[Row], words: str, lowest: float) -> Layers:
 def dots_in_rows(rows: list[Row], keys: Sequence[Key], x: Any, words: str) -> Layers:
     """One row a recipe: a symbol and its interval; ``words`` name the score."""
     alt = need("altair")
-    y, colour = _recipes([key.label for key in keys]), _colour(keys)
-    tips = _tooltip(
+    y, colour = _recipes([key.label for key in keys]), colour_of(keys)
+    tips = tooltips(
         ("recipe", "recipe", None),
         ("value", words, ".3f"),
         ("low", "from", ".3f"),
         ("high", "to", ".3f"),
         ("seeds", "seeds", "d"),
+        RECORD,
     )
-    base = _rows(rows)
+    base = drawn(rows)
     ends = {"x": alt.X(field="low", type="quantitative"), "x2": alt.X2(field="high")}
     return [
         base.mark_rule(strokeWidth=3, opacity=0.7).encode(y=y, color=colour, **ends),
         base.mark_point(filled=True, size=110, opacity=1).encode(
-            x=x, y=y, color=colour, shape=_shape(keys), tooltip=tips
+            x=x, y=y, color=colour, shape=shape_of(keys), tooltip=tips
         ),
     ]
 
 
-def _log_bytes(channel: Any, rows: list[Row], padding: int) -> Any:
-    """Bytes of state on a log scale, along ``channel`` (``alt.X`` or ``alt.Y``)."""
+def log_amount(
+    channel: Any, rows: list[Row], padding: int, field: str = "bytes", title: str = STATE, unit: str = "B"
+) -> Any:
+    """A quantity on a log scale, by default bytes of state, along ``channel`` (``alt.X`` or ``alt.Y``)."""
     alt = need("altair")
-    ticks = _log_ticks(row["bytes"] for row in rows)
-    axis = alt.Axis(values=ticks, labelExpr=_SI, grid=True, labelOverlap="greedy", labelSeparation=8)
+    ticks = log_ticks(row[field] for row in rows)
+    axis = alt.Axis(values=ticks, labelExpr=si(unit), grid=True, labelOverlap="greedy", labelSeparation=8)
     scale = alt.Scale(type="log", nice=False, padding=padding)
-    title = "state of one sequence (bytes, log scale)"
-    return channel(field="bytes", type="quantitative", title=title, scale=scale, axis=axis)
-
-
-def tradeoff(rows: list[Row], keys: Sequence[Key], longest: int, words: str) -> Layers:
-    """Score (``words`` name it) by bytes of state: the largest length filled, with its interval; a thin line
-    to the smaller one."""
-    alt = need("altair")
-    x, y, colour = _log_bytes(alt.X, rows, 24), _level(f"held-out {words}"), _colour(keys)
-    tips = _tooltip(
-        ("recipe", "recipe", None), ("length", "tokens", ","), ("bytes", "state (bytes)", ","),
-        ("value", words, ".3f"), ("seeds", "seeds", "d"),
-    )
-    points = {"x": x, "y": y, "color": colour, "shape": _shape(keys), "tooltip": tips}
-    low, high = _level(f"held-out {words}", "low"), alt.Y2(field="high")
-    big, small = [r for r in rows if r["length"] == longest], [r for r in rows if r["length"] != longest]
-    layers = [
-        _rows(rows).mark_line(strokeWidth=1.2, opacity=0.7).encode(x=x, y=y, color=colour),
-        _rows(big).mark_rule(strokeWidth=2.5, opacity=0.6).encode(x=x, y=low, y2=high, color=colour),
-        _rows(big).mark_point(filled=True, size=130, opacity=1).encode(**points),
-    ]
-    if small:
-        layers.append(_rows(small).mark_point(filled=False, size=60, strokeWidth=1.8, opacity=1).encode(**points))
-    return layers
+    return channel(field=field, type="quantitative", title=title, scale=scale, axis=axis)
 
 
 def curves(rows: list[Row], keys: Sequence[Key]) -> Layers:
@@ -186,45 +187,48 @@ def curves(rows: list[Row], keys: Sequence[Key]) -> Layers:
         labelExpr="format(datum.value, '~s')", tickCount=6, grid=False, labelOverlap="greedy", labelSeparation=8
     )
     x = alt.X(field="tokens", type="quantitative", title="tokens seen", axis=axis)
-    tips = _tooltip(
+    tips = tooltips(
         ("recipe", "recipe", None),
         ("seed", "seed", None),
         ("tokens", "tokens", ","),
         ("loss", "loss (nats/token)", ".3f"),
+        RECORD,
     )
     encoding = {
         "x": x,
-        "y": _level("training loss (nats/token)", "loss"),
-        "color": _colour(keys),
+        "y": level_axis("training loss (nats/token)", "loss"),
+        "color": colour_of(keys),
         "detail": alt.Detail(field="seed", type="nominal"),
         "tooltip": tips,
     }
-    lines = [_rows(rows).mark_line(strokeWidth=1.6, opacity=0.9).encode(**encoding)]
-    alone = [r for r in rows if sum(o["recipe"] == r["recipe"] and o["seed"] == r["seed"] for o in rows) == 1]
-    return lines + ([_rows(alone).mark_point(filled=True, size=60).encode(**encoding)] if alone else [])
+    lines = [drawn(rows).mark_line(strokeWidth=1.6, opacity=0.9).encode(**encoding)]
+    points = Counter((row["recipe"], row["seed"]) for row in rows)
+    alone = [row for row in rows if points[row["recipe"], row["seed"]] == 1]
+    return lines + ([drawn(alone).mark_point(filled=True, size=60).encode(**encoding)] if alone else [])
 
 
 def by_length(rows: list[Row], keys: Sequence[Key], field: str, x_title: str, y_title: str, label: str) -> Layers:
     """A line with symbols and a band for each recipe, over a length or its multiple (log 2)."""
     alt = need("altair")
-    colour, x = _colour(keys), _log2(field, x_title, (row[field] for row in rows), label)
+    colour, x = colour_of(keys), log2_axis(field, x_title, (row[field] for row in rows), label)
     rate = y_title == "tokens/s"
     form = ",.0f" if rate else ".3f"
-    tips = _tooltip(
+    tips = tooltips(
         ("recipe", "recipe", None),
         ("length", "tokens", ","),
         ("value", y_title, form),
         ("low", "from", form),
         ("high", "to", form),
         ("seeds", "seeds", "d"),
+        RECORD,
     )
-    y, low = _level(y_title, rate=rate), _level(y_title, "low", rate=rate)
+    y, low = level_axis(y_title, rate=rate), level_axis(y_title, "low", rate=rate)
     return [
-        _rows(rows).mark_area(opacity=0.16).encode(x=x, y=low, y2=alt.Y2(field="high"), color=colour),
-        _rows(rows).mark_line(strokeWidth=2).encode(x=x, y=y, color=colour),
-        _rows(rows)
+        drawn(rows).mark_area(opacity=0.16).encode(x=x, y=low, y2=alt.Y2(field="high"), color=colour),
+        drawn(rows).mark_line(strokeWidth=2).encode(x=x, y=y, color=colour),
+        drawn(rows)
         .mark_point(filled=True, size=70, opacity=1)
-        .encode(x=x, y=y, color=colour, shape=_shape(keys), tooltip=tips),
+        .encode(x=x, y=y, color=colour, shape=shape_of(keys), tooltip=tips),
     ]
 
 
@@ -234,59 +238,61 @@ def positions(rows: list[Row], keys: Sequence[Key], trained: list[Row]) -> Layer
     low, high = min(row["position"] for row in rows), max(row["position"] for row in rows)
     powers = [2.0**p for p in range(math.floor(math.log2(max(low, 1))), math.ceil(math.log2(max(high, 1))) + 1)]
     ticks = [p for p in powers if low <= p <= high]
-    x = _log2("position", "position in the document (tokens)", ticks or [low], TOKENS)
-    tips = _tooltip(
+    x = log2_axis("position", "position in the document (tokens)", ticks or [low], TOKENS)
+    tips = tooltips(
         ("recipe", "recipe", None),
         ("first", "from position", ","),
         ("last", "to position", ","),
         ("nats", "loss (nats/token)", ".3f"),
         ("tokens", "scored tokens", ","),
+        RECORD,
     )
-    y = _level("loss (nats/token)", "nats")
-    line = {"x": x, "y": y, "color": _colour(keys)}
+    y = level_axis("loss (nats/token)", "nats")
+    line = {"x": x, "y": y, "color": colour_of(keys)}
     layers = (
         [
-            _rows(trained)
-            .mark_rule(strokeDash=[5, 4], color=_GREY, strokeWidth=1.5)
+            drawn(trained)
+            .mark_rule(strokeDash=[5, 4], color=GREY, strokeWidth=1.5)
             .encode(x=alt.X(field="length", type="quantitative"))
         ]
         if trained
         else []
     )
     many = len(rows) > _SYMBOLS_PER_LINE * len(keys)  # then they only answer the pointer
-    points = _rows(rows).mark_point(filled=True, size=30, opacity=0 if many else 1).encode(**line, tooltip=tips)
-    return [*layers, _rows(rows).mark_line(strokeWidth=1.8).encode(**line), points]
+    points = drawn(rows).mark_point(filled=True, size=30, opacity=0 if many else 1).encode(**line, tooltip=tips)
+    return [*layers, drawn(rows).mark_line(strokeWidth=1.8).encode(**line), points]
 
 
 def states(rows: list[Row], keys: Sequence[Key]) -> Layers:
     """Bytes by length, both on log scales."""
-    x = _log2("length", "tokens read", (row["length"] for row in rows), TOKENS)
-    line = {"x": x, "y": _log_bytes(need("altair").Y, rows, 12), "color": _colour(keys)}
-    tips = _tooltip(("recipe", "recipe", None), ("length", "tokens", ","), ("bytes", "state (bytes)", ","))
-    points = _rows(rows).mark_point(filled=True, size=80, opacity=1)
+    x = log2_axis("length", "tokens read", (row["length"] for row in rows), TOKENS)
+    line = {"x": x, "y": log_amount(need("altair").Y, rows, 12), "color": colour_of(keys)}
+    tips = tooltips(("recipe", "recipe", None), ("length", "tokens", ","), ("bytes", "state (bytes)", ","), RECORD)
+    points = drawn(rows).mark_point(filled=True, size=80, opacity=1)
     return [
-        _rows(rows).mark_line(strokeWidth=2).encode(**line),
-        points.encode(**line, shape=_shape(keys), tooltip=tips),
+        drawn(rows).mark_line(strokeWidth=2).encode(**line),
+        points.encode(**line, shape=shape_of(keys), tooltip=tips),
     ]
 
 
 def bars(rows: list[Row], keys: Sequence[Key], title: str) -> Layers:
     """One bar a recipe with its spread and its number."""
     alt = need("altair")
-    y, colour = _recipes([key.label for key in keys]), _colour(keys)
-    base = _rows(rows)
-    tips = _tooltip(
+    y, colour = _recipes([key.label for key in keys]), colour_of(keys)
+    base = drawn(rows)
+    tips = tooltips(
         ("recipe", "recipe", None),
         ("value", title, ",.0f"),
         ("low", "from", ",.0f"),
         ("high", "to", ",.0f"),
         ("seeds", "seeds", "d"),
+        RECORD,
     )
     x = amount("value", title, from_zero=True)
     ends = {"x": alt.X(field="low", type="quantitative"), "x2": alt.X2(field="high")}
     return [
         base.mark_bar(height={"band": 0.62}).encode(x=x, y=y, color=colour, tooltip=tips),
-        base.mark_rule(strokeWidth=2, color=_GREY).encode(y=y, **ends),
+        base.mark_rule(strokeWidth=2, color=GREY).encode(y=y, **ends),
     ]
 
 
@@ -295,12 +301,12 @@ def stacked(rows: list[Row], peaks: list[Row], keys: Sequence[Key], order: Seque
     alt = need("altair")
     y = _recipes(order)
     scale = alt.Scale(domain=[key.label for key in keys], range=[key.colour for key in keys])
-    axis = alt.Axis(labelExpr=_SI, tickCount=6, labelOverlap="greedy", labelSeparation=8)
+    axis = alt.Axis(labelExpr=si("B"), tickCount=6, labelOverlap="greedy", labelSeparation=8)
     x = alt.X(field="bytes", type="quantitative", stack="zero", title="memory (bytes)", axis=axis)
-    tips = _tooltip(("recipe", "recipe", None), ("kind", "kind", None), ("bytes", "bytes", ","))
+    tips = tooltips(("recipe", "recipe", None), ("kind", "kind", None), ("bytes", "bytes", ","), RECORD)
     bar = (
-        _rows(rows)
-        .mark_bar(height={"band": 0.62}, stroke=_GREY, strokeWidth=0.5)
+        drawn(rows)
+        .mark_bar(height={"band": 0.62}, stroke=GREY, strokeWidth=0.5)
         .encode(
             x=x,
             y=y,
@@ -312,12 +318,12 @@ def stacked(rows: list[Row], peaks: list[Row], keys: Sequence[Key], order: Seque
     if not peaks:
         return [bar]
     tick = (
-        _rows(peaks)
-        .mark_tick(thickness=3, color=_GREY, height={"band": 0.95})
+        drawn(peaks)
+        .mark_tick(thickness=3, color=GREY, height={"band": 0.95})
         .encode(
             x=alt.X(field="bytes", type="quantitative"),
             y=y,
-            tooltip=_tooltip(("recipe", "recipe", None), ("bytes", "measured peak (bytes)", ",")),
+            tooltip=tooltips(("recipe", "recipe", None), ("bytes", "measured peak (bytes)", ","), RECORD),
         )
     )
     return [bar, tick]

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable
 
 NOT_MEASURED = "not measured"
+"""There is a record, and it does not hold this number. Without a record: ``failures.NOT_RUN``."""
+
 THIN = "\u202f"
 """Narrow no-break space, between a number and its unit."""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hybridtf.report import differences, numbers
 from hybridtf.report import evidence as ev
-from hybridtf.report import numbers
 
 FAR = 16
 """The multiple of the trained length that the sentence speaks of, or the longest measured below it."""
@@ -18,7 +18,7 @@ def sentences(evidence: ev.Evidence) -> list[tuple[str, str]]:
     for subject in evidence.subjects:
         parts = [
             _failure(subject),
-            _quality(subject, measure, scores, trivial),
+            _quality(evidence, subject, measure, scores, trivial),
             _extrapolation(subject),
             _speed(evidence, subject, "train", "trains"),
             _speed(evidence, subject, "decode", "decodes"),
@@ -37,11 +37,13 @@ def _failure(subject: ev.Subject) -> str:
 
 
 def _quality(
-    subject: ev.Subject, measure: ev.Measure | None, scores: dict[str, ev.Measured], trivial: str | None
+    evidence: ev.Evidence, subject: ev.Subject, measure: ev.Measure | None, scores: dict[str, ev.Measured],
+    trivial: str | None,
 ) -> str:
     own = scores.get(subject.label)
     if own is None or measure is None:
-        return "was not scored on held-out data"
+        why = ev.quality_outcome(subject, measure)
+        return f"has no held-out score ({why})" if why else "was not scored on held-out data"
     score = numbers.digits(own.value, own.half)
     most = "highest" if measure.higher_is_better else "lowest"
     first = len(scores) > 1 and subject.label == measure.best(scores)
@@ -53,24 +55,27 @@ def _quality(
     baseline = ev.baseline(subject, measure, trivial)
     if baseline is not None:
         text += _beside(own, baseline, str(trivial))
-    return text if len(scores) == 1 else f"{text}; {_difference(subject.label, measure, scores)}"
+    return text if len(scores) == 1 else f"{text}; {_difference(evidence, subject, measure, scores)}"
 
 
-def _difference(label: str, measure: ev.Measure, scores: dict[str, ev.Measured]) -> str:
-    """Whether it differs from the best of the others, which is the best of all where it is not that itself."""
-    rival = measure.best({name: score for name, score in scores.items() if name != label})
+def _difference(
+    evidence: ev.Evidence, subject: ev.Subject, measure: ev.Measure, scores: dict[str, ev.Measured]
+) -> str:
+    """Whether it differs from the best of the others, which is the best of all where it is not that itself: as the table of
+    differences has it."""
+    rival = measure.best({name: score for name, score in scores.items() if name != subject.label})
     assert rival is not None  # there are two at least
-    own, other = scores[label], scores[rival]
-    gap = other.value - own.value
+    gap = scores[rival].value - scores[subject.label].value
     if gap == 0:
         return f"{rival} has the same"
     named = f"the difference from {rival} ({numbers.digits(abs(gap), None, 2)} {'higher' if gap > 0 else 'lower'})"
-    overlap = own.overlaps(other)
-    if overlap is None:
-        return f"without an interval on both, nothing says whether {named} is more than chance"
-    if overlap:
-        return f"{named} is smaller than the intervals, so the two cannot be told apart"
-    return f"{named} is larger than the intervals"
+    other = next(s for s in evidence.subjects if s.label == rival)
+    verdict = differences.difference(subject, other, measure).verdict
+    if verdict == differences.UNKNOWN:
+        return f"without an interval of it, nothing says whether {named} is more than chance"
+    if verdict == differences.ALIKE:
+        return f"{named} is within its interval, so the two cannot be told apart"
+    return f"{named} is larger than its interval"
 
 
 def _beside(own: ev.Measured, baseline: ev.Measured, name: str) -> str:

@@ -1,17 +1,17 @@
-"""A table: rows of plain numbers for programs, and the same for people in the terminal and in Markdown."""
+"""A table: rows of plain numbers for programs, and the same for people in the terminal, in Markdown and in LaTeX."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from hybridtf.report import evidence as ev
-from hybridtf.report import numbers
+from hybridtf.report import markup, numbers
+from hybridtf.report.measured import Measured, sources
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-Cell: TypeAlias = ev.Measured | str | None
+Cell: TypeAlias = Measured | str | None
 Style: TypeAlias = Literal["text", "count", "score", "rate", "bytes", "plain"]
 
 
@@ -34,12 +34,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells by column key. ``notes`` say under which conditions the numbers were measured."""
+    """Rows of cells by column key. ``notes`` say under which conditions the numbers were measured, ``missing`` what a
+    cell that is None reads; in a column of numbers a text says why there is none (``failures.py``)."""
 
     title: str
     columns: tuple[Column, ...]
     rows: tuple[dict[str, Cell], ...]
     notes: tuple[str, ...] = ()
+    missing: str = numbers.NOT_MEASURED
     _units: dict[str, tuple[str, float]] = field(init=False, repr=False, compare=False)
     _halves: dict[str, float | None] = field(init=False, repr=False, compare=False)
 
@@ -48,7 +50,8 @@ class Table:
         object.__setattr__(self, "_halves", {column.key: self._half(column) for column in self.columns})
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Plain rows for JSON: numbers in base units (bytes, tokens/s, bits per byte), None where nothing was measured.
+        """Plain rows for JSON: numbers in base units (bytes, tokens/s, bits per byte), None where nothing was measured,
+        and the word for it where that failed.
 
         A column with an interval also gives ``KEY_low``, ``KEY_high`` and ``KEY_seeds``.
         """
@@ -56,12 +59,17 @@ class Table:
 
     def to_markdown(self) -> str:
         """The table in Markdown, with its notes below."""
-        heads = [_markdown(self.head(column)) for column in self.columns]
-        marks = ["---" if column.style == "text" else "---:" for column in self.columns]
-        lines = [heads, marks]
-        lines += [[_markdown(self.text(row, column, " ")) for column in self.columns] for row in self.rows]
-        table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-        return "\n\n".join([table, *(_markdown(note) for note in self.notes)]) + "\n"
+        return markup.markdown(self._words(), self.notes)
+
+    def to_latex(self, label: str) -> str:
+        """The table as a float of LaTeX's with the rules of ``booktabs``; ``label`` is what ``\\ref`` finds it by."""
+        return markup.latex(self._words(), self.title, label, self.notes)
+
+    def _words(self) -> markup.Words:
+        """Heads and cells as text, with which columns hold numbers."""
+        rows = [[self.text(row, column, " ") for column in self.columns] for row in self.rows]
+        heads = [(self.head(column), column.style != "text") for column in self.columns]
+        return markup.Words(heads, rows)
 
     def to_rich(self) -> Group:
         """The table for the terminal: the comparison fits 100 columns. What no row has is named below it."""
@@ -76,7 +84,7 @@ class Table:
         notes = [
             *self.notes,
             *short,
-            *([f"{numbers.NOT_MEASURED.capitalize()}: {absent}."] if absent and self.rows else []),
+            *([f"{self.missing.capitalize()}: {absent}."] if absent and self.rows else []),
         ]
         table = RichTable(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
         for column in shown:
@@ -102,19 +110,21 @@ class Table:
         """A cell for people; ``between`` stands before its interval."""
         cell = row.get(column.key)
         if cell is None or isinstance(cell, str):
-            return numbers.NOT_MEASURED if cell is None else cell
+            return self.missing if cell is None else cell
         if column.style == "plain":
             return numbers.thousands(cell.value)
         size, half = self._units[column.key][1], self._halves[column.key]
         places = numbers.places_of(cell.value / size, half)
         text = numbers.at_places(cell.value / size, places)
         if column.with_interval and cell.low is not None and cell.high is not None:
-            return f"{text}{between}({numbers.interval(cell.low, cell.high, places, numbers.TO)})"
+            to = numbers.TO if cell.low >= 0 else " to "  # a dash beside a minus is no reading
+            return f"{text}{between}({numbers.interval(cell.low, cell.high, places, to)})"
         return text
 
     def _lines(self, row: dict[str, Cell], column: Column) -> str:
         """A cell of a narrow column."""
-        return numbers.NOT_MEASURED.replace(" ", "\n") if row.get(column.key) is None else self.text(row, column, "\n")
+        text = self.text(row, column, "\n")
+        return text.replace(" ", "\n") if column.style != "text" and not isinstance(row.get(column.key), Measured) else text
 
     def _unit_words(self, column: Column, rate: str) -> str:
         unit = rate if column.style == "rate" else self._units[column.key][0]
@@ -122,12 +132,12 @@ class Table:
 
     def _half(self, column: Column) -> float | None:
         """What all numbers of a column are rounded by, so that they stand in line: its narrowest interval."""
-        cells = [cell for row in self.rows if isinstance(cell := row.get(column.key), ev.Measured)]
+        cells = [cell for row in self.rows if isinstance(cell := row.get(column.key), Measured)]
         halves = [cell.half for cell in cells if cell.half]
         return min(halves) if halves and column.style in ("score", "rate") else None
 
     def _unit(self, column: Column) -> tuple[str, float]:
-        values = [cell.value for row in self.rows if isinstance(cell := row.get(column.key), ev.Measured)]
+        values = [cell.value for row in self.rows if isinstance(cell := row.get(column.key), Measured)]
         if column.style == "bytes":
             return numbers.byte_unit(values) if values else ("bytes", 1.0)
         return numbers.count_unit(values) if column.style == "count" else ("", 1.0)
@@ -136,29 +146,20 @@ class Table:
         plain: dict[str, Any] = {}
         for column in self.columns:
             cell = row.get(column.key)
-            if not isinstance(cell, ev.Measured):
+            if not isinstance(cell, Measured):
                 plain[column.key] = cell
             elif column.style in ("plain", "count", "bytes") and cell.value.is_integer():
                 plain[column.key] = int(cell.value)
             else:
                 plain[column.key] = cell.value
             if column.style in ("score", "rate"):
-                measured = cell if isinstance(cell, ev.Measured) else None
+                measured = cell if isinstance(cell, Measured) else None
                 plain[f"{column.key}_low"] = measured.low if measured else None
                 plain[f"{column.key}_high"] = measured.high if measured else None
                 plain[f"{column.key}_seeds"] = measured.n_seeds if measured else 0
         return plain
 
 
-def exact(value: float | None) -> ev.Measured | None:
+def exact(value: float | None) -> Measured | None:
     """A number that has no interval."""
-    return None if value is None else ev.Measured(float(value))
-
-
-def _markdown(text: str) -> str:
-    """Inert in a table cell: no new cell, line, tag or link begins in it."""
-    for sign in "\\`*_[]<>|#":
-        text = text.replace(sign, f"\\{sign}")
-    return " ".join(text.split("\n"))
-
-
+    return None if value is None else Measured(float(value), sources=sources([value]))

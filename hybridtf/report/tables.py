@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from hybridtf.report import evidence as ev
-from hybridtf.report import numbers
-from hybridtf.report.table import Cell, Column, Table, exact
+from hybridtf.report import failures, numbers
+from hybridtf.report.table import Cell, Column, Table
 
 STATE_LENGTHS = (1024, 65536)
 MULTIPLES = (1, 4, 16)
@@ -28,7 +29,7 @@ def compare_table(records: Iterable[ev.Record]) -> Table:
 
 def compare(evidence: ev.Evidence) -> Table:
     """:func:`compare_table` of records that were gathered already."""
-    measure = evidence.measure()
+    measure, others = evidence.measure(), evidence.measures()[1:]
     trivial, groups = evidence.baseline(measure), evidence.groups(measure)
     train, decode = evidence.condition("speed", "train"), evidence.condition("speed", "decode")
     peak = evidence.condition("memory", "train")
@@ -36,22 +37,66 @@ def compare(evidence: ev.Evidence) -> Table:
     for subject in evidence.subjects:
         score = ev.quality(subject, measure)
         row: dict[str, Cell] = {
-            "recipe": subject.label, "n_params": exact(subject.n_params),
-            "n_seeds": exact(score.n_seeds if score else subject.n_seeds),
-            "train_tokens_per_s": ev.speed(subject, "train", train),
-            "decode_tokens_per_s": ev.speed(subject, "decode", decode),
+            "recipe": subject.label, "n_params": subject.n_params, "n_seeds": _n_seeds(subject, score),
+            "train_tokens_per_s": failures.told(ev.speed(subject, "train", train), ev.timed(subject, "train", train)),
+            "decode_tokens_per_s": failures.told(ev.speed(subject, "decode", decode), ev.timed(subject, "decode", decode)),
             "peak_train_bytes": _peak(subject, "train", peak),
         }
         row |= {f"state_bytes_{n}": ev.state_bytes(subject, n) for n in STATE_LENGTHS}
         row |= {f"bits_per_byte_{m}x": ev.at_multiple(subject, m) for m in MULTIPLES}
         if measure is not None:
-            row[measure.metric] = score
+            row[measure.metric] = _score(subject, measure)
             row[f"{trivial}_{measure.metric}"] = ev.baseline(subject, measure, trivial)
             row |= {f"{measure.metric}: {group}": ev.in_group(subject, measure, group) for group in groups}
+        row |= {_other_key(other): _score(subject, other) for other in others}
         rows.append(row)
     notes = (*_conditions(evidence, measure, train, decode, peak), *evidence.notes)
-    columns = _columns(measure, trivial, groups) + (_multiple_columns() if evidence.reads_texts() else ())
-    return Table("Comparison", columns, tuple(rows), notes)
+    columns = _columns(measure, trivial, groups, others) + (_multiple_columns() if evidence.reads_texts() else ())
+    return Table("Comparison", columns, tuple(rows), notes, failures.NOT_RUN)
+
+
+def compare_by_task(evidence: ev.Evidence) -> list[Table]:
+    """:func:`compare`, in a table for each task where recipes were trained on different ones: only those of one task compare.
+    What no record says a task of stands in the first."""
+    homes = [_home(subject) for subject in evidence.subjects]
+    tasks = list(dict.fromkeys(task for task in homes if task is not None))
+    if len(tasks) < 2:
+        return [compare(evidence)]
+    tables = []
+    for place, task in enumerate(tasks):
+        own = [s for s, home in zip(evidence.subjects, homes, strict=True) if home == task or (home is None and place == 0)]
+        part = ev.Evidence(tuple(own), evidence.notes if place == 0 else ())
+        tables.append(replace(compare(part), title=f"Comparison: {task}"))
+    return tables
+
+
+def _home(subject: ev.Subject) -> str | None:
+    """The task that a recipe was trained on: the first that its records name."""
+    return next((ev.task_of(r) for r in subject.records if r.get("task") is not None), None)
+
+
+def _score(subject: ev.Subject, measure: ev.Measure) -> Cell:
+    return ev.quality_outcome(subject, measure) or ev.quality(subject, measure)
+
+
+def _n_seeds(subject: ev.Subject, score: ev.Measured | None) -> ev.Measured:
+    """The seeds behind the score, whose records the number leads to; without a score those of all records."""
+    return ev.Measured(float(score.n_seeds if score else subject.n_seeds), sources=score.sources if score else ())
+
+
+def _other_key(measure: ev.Measure) -> str:
+    return f"{measure.task}: {measure.metric}"
+
+
+def _other_columns(measures: list[ev.Measure]) -> tuple[Column, ...]:
+    """The tasks that fewer recipes were scored on, a column each."""
+    return tuple(
+        Column(
+            _other_key(m), f"{m.task}, held-out {m.head} (95 %)", "score", with_interval=True, short=f"{m.task}\n{m.head}",
+            explanation=f"on what was held out of {m.task}; {m.better}",
+        )
+        for m in measures
+    )
 
 
 def _score_columns(measure: ev.Measure | None, trivial: str | None) -> tuple[Column, ...]:
@@ -85,7 +130,9 @@ def _group_columns(measure: ev.Measure | None, groups: list[str]) -> tuple[Colum
     )
 
 
-def _columns(measure: ev.Measure | None, trivial: str | None, groups: list[str]) -> tuple[Column, ...]:
+def _columns(
+    measure: ev.Measure | None, trivial: str | None, groups: list[str], others: list[ev.Measure]
+) -> tuple[Column, ...]:
     states = (
         Column(
             f"state_bytes_{n}", f"state at {n // 1024}k tokens", "bytes", short=f"state\n{n // 1024}k",
@@ -99,6 +146,7 @@ def _columns(measure: ev.Measure | None, trivial: str | None, groups: list[str])
         Column("n_seeds", "seeds", "plain", explanation="behind the held-out score; without one, in all records"),
         *_score_columns(measure, trivial),
         *_group_columns(measure, groups),
+        *_other_columns(others),
         Column(
             "train_tokens_per_s", "training", "rate", short="train",
             explanation="training steps, forward to optimizer; higher is better",
@@ -122,9 +170,9 @@ def _multiple_columns() -> tuple[Column, ...]:
     )
 
 
-def _peak(subject: ev.Subject, phase: str, condition: ev.Condition | None) -> ev.Measured | None:
+def _peak(subject: ev.Subject, phase: str, condition: ev.Condition | None) -> Cell:
     found = [r for r in subject.of("memory", phase=phase) if condition is not None and ev.condition_of(r) == condition]
-    return ev.over_seeds([ev.number(r, "peak") for r in found])
+    return failures.told(ev.over_seeds([ev.number(r, "peak") for r in found]), found)
 
 
 def _conditions(

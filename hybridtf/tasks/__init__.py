@@ -9,6 +9,7 @@ from hybridtf.hookspecs import hookimpl
 from hybridtf.tasks import (
     arithmetic,
     common_words,
+    compression,
     copying,
     frequent_words,
     fuzzy_recall,
@@ -18,14 +19,18 @@ from hybridtf.tasks import (
     memorization,
     mqar,
     needles,
+    needles_text,
     phonebook,
     selective_copying,
     variable_tracking,
+    variable_tracking_text,
+    word_counts_text,
     word_problem,
 )
 from hybridtf.tasks.arithmetic import ModularArithmeticConfig
-from hybridtf.tasks.base import IGNORE, Batch, Stream, Task, TaskSplit, Totals
+from hybridtf.tasks.base import IGNORE, NO_EVIDENCE, Batch, Stream, Task, TaskSplit, Totals
 from hybridtf.tasks.common_words import CommonWordsConfig
+from hybridtf.tasks.compression import CompressionConfig
 from hybridtf.tasks.copying import CopyingConfig
 from hybridtf.tasks.frequent_words import FrequentWordsConfig
 from hybridtf.tasks.fuzzy_recall import FuzzyRecallConfig
@@ -35,21 +40,28 @@ from hybridtf.tasks.listops import ListOpsConfig
 from hybridtf.tasks.memorization import MemorizationConfig
 from hybridtf.tasks.mqar import MQARConfig
 from hybridtf.tasks.needles import NeedlesConfig
+from hybridtf.tasks.needles_text import NeedlesTextConfig
 from hybridtf.tasks.phonebook import PhonebookConfig
 from hybridtf.tasks.selective_copying import SelectiveCopyingConfig
+from hybridtf.tasks.sweeps import MAD_TASKS, Setting, mad_sweep, state_tracking_sweep, zoology_sweep
 from hybridtf.tasks.synthetic import Rows, RowsOf, SyntheticConfig, SyntheticTask, VaryingRows, WholeRowTask
 from hybridtf.tasks.text import EvalDocument, TextConfig, TextTask
+from hybridtf.tasks.text_rows import HaystackConfig, TextRowsConfig, TextRowsTask
 from hybridtf.tasks.tokenization import ByteTokenizer, Decoder, FileTokenizer, Tokenizer, make_tokenizer
 from hybridtf.tasks.variable_tracking import VariableTrackingConfig
+from hybridtf.tasks.variable_tracking_text import VariableTrackingTextConfig
+from hybridtf.tasks.word_counts_text import CommonWordsTextConfig, FrequentWordsTextConfig
 from hybridtf.tasks.word_problem import WordProblemConfig
 
 __all__ = [
-    "IGNORE", "Batch", "ByteTokenizer", "CommonWordsConfig", "CopyingConfig", "Decoder", "EvalDocument", "FileTokenizer",
-    "FrequentWordsConfig", "FuzzyRecallConfig", "InContextRecallConfig", "InductionHeadsConfig", "ListOpsConfig",
-    "MQARConfig", "MemorizationConfig", "ModularArithmeticConfig", "NeedlesConfig", "PhonebookConfig", "Rows", "RowsOf",
-    "SelectiveCopyingConfig", "Stream", "SyntheticConfig", "SyntheticTask", "Task", "TaskSplit", "TextConfig", "TextTask",
-    "Tokenizer", "Totals", "VariableTrackingConfig", "VaryingRows", "WholeRowTask", "WordProblemConfig", "hybridtf_tasks",
-    "make_tokenizer",
+    "IGNORE", "MAD_TASKS", "NO_EVIDENCE", "Batch", "ByteTokenizer", "CommonWordsConfig", "CommonWordsTextConfig",
+    "CompressionConfig", "CopyingConfig", "Decoder", "EvalDocument", "FileTokenizer", "FrequentWordsConfig",
+    "FrequentWordsTextConfig", "FuzzyRecallConfig", "HaystackConfig", "InContextRecallConfig", "InductionHeadsConfig",
+    "ListOpsConfig", "MQARConfig", "MemorizationConfig", "ModularArithmeticConfig", "NeedlesConfig", "NeedlesTextConfig",
+    "PhonebookConfig", "Rows", "RowsOf", "SelectiveCopyingConfig", "Setting", "Stream", "SyntheticConfig",
+    "SyntheticTask", "Task", "TaskSplit", "TextConfig", "TextRowsConfig", "TextRowsTask", "TextTask", "Tokenizer",
+    "Totals", "VariableTrackingConfig", "VariableTrackingTextConfig", "VaryingRows", "WholeRowTask", "WordProblemConfig",
+    "hybridtf_tasks", "mad_sweep", "make_tokenizer", "state_tracking_sweep", "zoology_sweep",
 ]
 
 
@@ -59,6 +71,8 @@ def hybridtf_tasks() -> Sequence[type[ComponentConfig] | Preset]:
     return (
         TextConfig,
         CommonWordsConfig, *common_words.PRESETS,
+        CommonWordsTextConfig, FrequentWordsTextConfig, *word_counts_text.PRESETS,
+        CompressionConfig, *compression.PRESETS,
         CopyingConfig, *copying.PRESETS,
         FrequentWordsConfig, *frequent_words.PRESETS,
         FuzzyRecallConfig, *fuzzy_recall.PRESETS,
@@ -69,8 +83,10 @@ def hybridtf_tasks() -> Sequence[type[ComponentConfig] | Preset]:
         MemorizationConfig, *memorization.PRESETS,
         ModularArithmeticConfig, *arithmetic.PRESETS,
         NeedlesConfig, *needles.PRESETS,
+        NeedlesTextConfig, *needles_text.PRESETS,
         PhonebookConfig, *phonebook.PRESETS,
         SelectiveCopyingConfig, *selective_copying.PRESETS,
         VariableTrackingConfig, *variable_tracking.PRESETS,
+        VariableTrackingTextConfig, *variable_tracking_text.PRESETS,
         WordProblemConfig, *word_problem.PRESETS,
     )

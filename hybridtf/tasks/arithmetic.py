@@ -15,6 +15,7 @@ Ids: the numbers below ``modulus``, then ``+``, ``-``, ``*``, ``=``, ``(`` and `
 
 The measure is accuracy of the value; ``chance`` is 1 / modulus, and ``most_frequent`` the share of the commonest value among
 the test rows (products make 0 more frequent). Sizes of the paper: 3 to 40 tokens to train on, 40 to 256 to test. Presets:
+``modular_arithmetic_paper`` and ``modular_arithmetic_brackets_paper`` (those lengths; the shortest expression is of 4 tokens),
 ``modular_arithmetic_small`` and ``modular_arithmetic_brackets_small``.
 """
 
@@ -189,7 +190,11 @@ def bracketed(
 
 _SIZE, _TEST = ("length", "min_length", "n_rows"), ("length", "n_rows")
 
+_PAPER = {"train": sizes(_SIZE, (40, 4, 100_000)), "test": sizes(_SIZE, (256, 40, 500))}
+
 PRESETS = (
+    Preset("modular_arithmetic_paper", "modular_arithmetic", _PAPER),
+    Preset("modular_arithmetic_brackets_paper", "modular_arithmetic", {"brackets": True, **_PAPER}),
     Preset("modular_arithmetic_small", "modular_arithmetic", {
         "train": sizes(_SIZE, (24, 4, 20_000)), "test": sizes(_TEST, (24, 256), (64, 128), (128, 128), (256, 128)),
     }),

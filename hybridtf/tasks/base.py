@@ -15,11 +15,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hybridtf.core import Segments
-from hybridtf.core.errors import DataError
+from hybridtf.core import Scores, Segments
+from hybridtf.core.errors import ConfigError, DataError
 
 IGNORE = -100
 """The target of a token that is not scored; torch's own ``ignore_index``."""
+NO_EVIDENCE = -1
+"""In place of a position: the row does not show what is to be said, or nothing is scored."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +33,10 @@ class Batch:
     ``n_bytes``: UTF-8 bytes of the documents whose last token is scored here (0 for tasks that are not text). Summed
     over an evaluation, or over an epoch, it is the size of the text whatever the tokenizer. ``group``: what all its rows have
     in common, by which an evaluation tells scores apart (a length, a depth); "" where there is nothing to tell.
+    ``evidence`` (b t, int64): at a scored target the position of the input that shows the token to be said, -1 elsewhere;
+    None where the task does not know it. Measures by distance and depth come from it.
+    ``answers`` (b t, int64): which of its row's answers each scored target is a part of, from 0 on; None: a row asks for
+    one answer.
     """
 
     inputs: Int[Tensor, "b t"]
@@ -39,11 +45,27 @@ class Batch:
     n_tokens: int
     n_bytes: int = 0
     group: str = ""
+    evidence: Int[Tensor, "b t"] | None = None
+    answers: Int[Tensor, "b t"] | None = None
+
+    @property
+    def owners(self) -> Int[Tensor, "b t"]:
+        """Which answer of the batch each token is a part of, as row * :attr:`per_row` + answer."""
+        rows = torch.arange(len(self.targets))[:, None] * self.per_row
+        answers = torch.zeros_like(self.targets) if self.answers is None else self.answers.clamp(min=0)
+        return rows + answers
+
+    @property
+    def per_row(self) -> int:
+        """Answers that a row has at the most."""
+        return 1 if self.answers is None else max(int(self.answers.max()), 0) + 1
 
     def to(self, device: torch.device | str) -> Batch:
         """Moved to ``device``."""
         segments = None if self.segments is None else self.segments.to(device)
-        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device), segments=segments)
+        evidence = None if self.evidence is None else self.evidence.to(device)
+        inputs, targets = self.inputs.to(device), self.targets.to(device)
+        return replace(self, inputs=inputs, targets=targets, segments=segments, evidence=evidence)
 
 
 @dataclass(frozen=True)
@@ -52,7 +74,8 @@ class Totals:
 
     ``nats``: summed negative log-likelihood (add it up in float64); ``n_correct``: targets that had the highest score;
     ``n_tokens`` and ``n_bytes`` as in :class:`Batch`; ``n_rows``: rows with scored tokens, ``n_rows_correct``: those of
-    them with every scored token right (both 0 for documents). Add totals of batches, ranks or documents with ``+``.
+    them with every scored token right; ``n_answers`` and ``n_answers_correct``: the same of each answer, where a row asks for
+    several (all four 0 for documents). Add totals of batches, ranks or documents with ``+``.
     """
 
     nats: float = 0.0
@@ -61,6 +84,8 @@ class Totals:
     n_bytes: int = 0
     n_rows: int = 0
     n_rows_correct: int = 0
+    n_answers: int = 0
+    n_answers_correct: int = 0
 
     def __add__(self, other: Totals) -> Totals:
         return Totals(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
@@ -79,6 +104,11 @@ class Totals:
     def row_accuracy(self) -> float:
         """Share of the rows that are right as a whole."""
         return self.n_rows_correct / _scored(self.n_rows, "row")
+
+    @property
+    def answer_accuracy(self) -> float:
+        """Share of the answers that are right as a whole; of rows, where each asks for one."""
+        return self.n_answers_correct / _scored(self.n_answers, "answer")
 
     @property
     def bits_per_byte(self) -> float:
@@ -136,6 +166,9 @@ class Task(ABC):
     """Tokens of the longest training row, where the task has rows of its own lengths: ``train.seq_len`` must be this."""
     metric: ClassVar[str]
     """The measure that recipes are compared by, a key of :meth:`metrics`."""
+    scores: ClassVar[Scores] = "next"
+    """What the targets are: ``next``, tokens that follow; ``read``, tokens of the row itself, which only a head that reads them
+    out of a summary can be asked for: any other has them before its eyes."""
     higher_is_better: ClassVar[bool]
 
     @abstractmethod
@@ -149,6 +182,18 @@ class Task(ABC):
     @abstractmethod
     def eval_batches(self, batch_size: int, seq_len: int, *, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
         """The evaluation set once, the same every time, as many batches on every rank."""
+
+    def at_length(self, n_tokens: int, n_rows: int) -> Task:
+        """The same task with ``n_rows`` held-out rows as long as ``n_tokens`` tokens allow, whatever it is trained on.
+
+        Raises :class:`ConfigError` where it has no rows of that length; the default, for tasks that have none to lengthen.
+        """
+        raise ConfigError(f"task {self.name!r} has no rows that could be made {n_tokens} tokens long")
+
+    def validation(self) -> Task:
+        """The same task judged by its third side, which is neither trained on nor held out: options are chosen on it, so that
+        the held-out side is met once. Raises :class:`ConfigError` where no such side is kept."""
+        raise ConfigError(f"task {self.name!r} keeps no third side to choose options on")
 
     @abstractmethod
     def metrics(self, totals: Totals) -> dict[str, float]:

@@ -120,21 +120,24 @@ class CopyingConfig(SyntheticConfig):
         stop = Piece(stop.tokens, scored=True)
         string = Piece(text, None if size.min_length is None else lengths)
         if self.form == "whole":
-            answer = self._answer(text, np.zeros(b, dtype=np.int64), lengths, fixed=size.min_length is None)
+            answer = self._answer(text, np.zeros(b, dtype=np.int64), lengths, 1, fixed=size.min_length is None)
             return written([begin, string, end, answer, stop], self.n_tokens(size))
         text, place = self._looked_up(key, index, text, lengths)
         n_gram = Piece(np.take_along_axis(text, place[:, None] + np.arange(self.n_gram), axis=1))
         string = Piece(text, string.sizes)
-        answer = self._answer(text, place + self.n_gram, lengths)
+        before = 1 if self.form == "suffix" else 2 + self.n_gram
+        answer = self._answer(text, place + self.n_gram, lengths, before)
         if self.form == "suffix":
             return written([begin, string, end, n_gram, answer, stop], self.n_tokens(size))
         return written([begin, n_gram, end, string, end, answer, stop], self.n_tokens(size))
 
-    def _answer(self, text: Longs, start: Longs, lengths: Longs, *, fixed: bool = False) -> Piece:
-        """The letters from ``start`` (b) on, to the end of the string; ``fixed``: as many in all rows."""
+    def _answer(self, text: Longs, start: Longs, lengths: Longs, before: int, *, fixed: bool = False) -> Piece:
+        """The letters from ``start`` (b) on, to the end of the string, which the row shows behind ``before`` tokens; ``fixed``:
+        as many in all rows."""
         most = text.shape[1] if self.n_answer is None else min(self.n_answer, text.shape[1])
         places = (start[:, None] + np.arange(most)).clip(max=text.shape[1] - 1)
-        return Piece(np.take_along_axis(text, places, axis=1), None if fixed else np.minimum(lengths - start, most), True)
+        sizes = None if fixed else np.minimum(lengths - start, most)
+        return Piece(np.take_along_axis(text, places, axis=1), sizes, True, before + places)
 
     def _looked_up(self, key: tuple[int, ...], index: Longs, text: Longs, lengths: Longs) -> tuple[Longs, Longs]:
         """``text``, where strings without an n-gram that stands once are drawn again; (b) where the n-gram begins."""

@@ -130,8 +130,10 @@ def select(
     return [d for i, d in enumerate(chosen) if i in kept]
 
 
-def split(documents: Sequence[Document], held_out: float, seed: int) -> tuple[list[Document], list[Document], str]:
-    """(training documents, held-out documents, note): each side has at least one.
+def split(
+    documents: Sequence[Document], held_out: float, seed: int, *, salt: str = "held out"
+) -> tuple[list[Document], list[Document], str]:
+    """(training documents, held-out documents, note): each side has at least one. Draws of another ``salt`` are independent.
 
     A document's side follows from the hash of its text and ``seed``, so that it stays when files are added, renamed or
     reordered, and equal texts are never on both sides. The share of ``held_out`` is therefore met on average. A corpus
@@ -139,7 +141,7 @@ def split(documents: Sequence[Document], held_out: float, seed: int) -> tuple[li
     """
     if not documents:
         raise DataError("the corpus is empty: no document is left after min_chars, max_documents and max_bytes")
-    draw = [_uniform(document.digest, seed) for document in documents]
+    draw = [_uniform(document.digest, seed, salt) for document in documents]
     if len(set(draw)) == 1:
         left, right = _cut(documents[0], held_out)
         return [left], [right], f"one text only: its last {len(right.data)} bytes are held out"
@@ -151,8 +153,8 @@ def split(documents: Sequence[Document], held_out: float, seed: int) -> tuple[li
     return train, [d for d, is_held in zip(documents, sides, strict=True) if is_held], ""
 
 
-def _uniform(digest: bytes, seed: int) -> float:
-    word = hashlib.sha256(b"held out %d " % seed + digest).digest()[:8]
+def _uniform(digest: bytes, seed: int, salt: str) -> float:
+    word = hashlib.sha256(f"{salt} {seed} ".encode() + digest).digest()[:8]
     return int.from_bytes(word, "big") / 2**64
 
 

@@ -101,6 +101,17 @@ def first_places(values: Longs) -> Longs:
     return first
 
 
+def last_places(values: Longs) -> Longs:
+    """(b n) the column at which the row held the same value last before this one; -1 where it did not."""
+    order = np.argsort(values, axis=1, kind="stable")
+    ordered = np.take_along_axis(values, order, axis=1)
+    before = np.full_like(order, -1)
+    before[:, 1:] = np.where(ordered[:, 1:] == ordered[:, :-1], order[:, :-1], -1)
+    last = np.empty_like(order)
+    np.put_along_axis(last, order, before, axis=1)
+    return last
+
+
 def first_of_their_kind(values: Longs) -> NDArray[np.bool_]:
     """(b n) whether no earlier column of the row holds the same value."""
     return np.asarray(first_places(values) == np.arange(values.shape[1]))

@@ -25,14 +25,14 @@ and ``in_context_recall_small``.
 from __future__ import annotations
 
 import math
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from hybridtf.core import Preset
-from hybridtf.tasks.base import IGNORE
-from hybridtf.tasks.draws import Draws, Longs, first_of_their_kind
+from hybridtf.tasks.base import IGNORE, NO_EVIDENCE
+from hybridtf.tasks.draws import Draws, Longs, first_of_their_kind, last_places
 from hybridtf.tasks.synthetic import TRAIN, Rows, RowsOf, SyntheticConfig, next_tokens, sizes
 
 _TABLE, _KEYS, _NOISE, _WHERE, _PROBE = range(5)
@@ -42,6 +42,7 @@ class InContextRecallConfig(SyntheticConfig):
     """Say the value of a key that came before."""
 
     type: Literal["in_context_recall"] = "in_context_recall"
+    length_step: ClassVar[int] = 2
     vocab_size: int = Field(default=16, ge=4)
     n_noise: int = Field(default=0, ge=0)
     """Ids of the vocabulary that are noise."""
@@ -101,7 +102,8 @@ class InContextRecallConfig(SyntheticConfig):
         turn = Draws((*key, _PROBE), index).uniform(n - 1)
         shown = first_of_their_kind(np.where(noisy, self.n_keys + np.arange(n), keys))[:, :-1] & ~noisy[:, :-1]
         keys[:, -1] = keys[row, np.where(shown, turn, -1.0).argmax(1)]
-        repeats = ~first_of_their_kind(np.where(noisy, self.n_keys + np.arange(n), keys)) & ~noisy
+        before = last_places(np.where(noisy, self.n_keys + np.arange(n), keys))
+        repeats = before >= 0
         pairs = np.stack([keys, np.take_along_axis(table, keys, axis=1)], axis=-1)
         if self.noise:
             ids = self.vocab_size - self.n_noise + Draws((*key, _NOISE), index).integers(2 * n, self.n_noise)
@@ -113,7 +115,9 @@ class InContextRecallConfig(SyntheticConfig):
             repeats[:, :-1] = False
         targets = np.full_like(inputs, IGNORE)
         targets[:, ::2] = np.where(repeats, pairs[..., 1], IGNORE)
-        return Rows(inputs, targets)
+        evidence = np.full_like(inputs, NO_EVIDENCE)
+        evidence[:, ::2] = np.where(repeats, 2 * before + 1, NO_EVIDENCE)
+        return Rows(inputs, targets, evidence=evidence)
 
     def baselines(self) -> dict[str, float]:
         """``chance``: any value; ``own_value``: any value of the row's table, where all keys have come."""

@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from hybridtf.core import Preset
-from hybridtf.tasks.base import IGNORE
+from hybridtf.tasks.base import IGNORE, NO_EVIDENCE
 from hybridtf.tasks.draws import Draws, Longs
 from hybridtf.tasks.synthetic import TEST, Rows, RowsOf, SyntheticConfig, sizes
 
@@ -69,9 +69,9 @@ class InductionHeadsConfig(SyntheticConfig):
         place = Draws((*key, _PLACE), index).integers(1, size.length - 2)
         np.put_along_axis(inputs, place, self.vocab_size - 1, axis=1)
         inputs[:, -1] = self.vocab_size - 1
-        targets = np.full_like(inputs, IGNORE)
-        targets[:, -1:] = np.take_along_axis(inputs, place + 1, axis=1)
-        return Rows(inputs, targets)
+        targets, evidence = np.full_like(inputs, IGNORE), np.full_like(inputs, NO_EVIDENCE)
+        targets[:, -1:], evidence[:, -1:] = np.take_along_axis(inputs, place + 1, axis=1), place + 1
+        return Rows(inputs, targets, evidence=evidence)
 
     def baselines(self) -> dict[str, float]:
         """``chance``: any token but the special one."""

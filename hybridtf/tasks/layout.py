@@ -12,18 +12,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtf.tasks.base import IGNORE
+from hybridtf.tasks.base import IGNORE, NO_EVIDENCE
 from hybridtf.tasks.draws import Draws, Longs
 from hybridtf.tasks.synthetic import Rows
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens (b m) of each row, of which the first ``sizes`` (b) count (None: all); ``scored``: they are answers."""
+    """Tokens (b m) of each row, of which the first ``sizes`` (b) count (None: all); ``scored``: they are answers, which the
+    row shows at the positions ``shown`` (b m)."""
 
     tokens: Longs
     sizes: Longs | None = None
     scored: bool = False
+    shown: Longs | None = None
 
 
 def sign(token: int, n_rows: int, *, scored: bool = False) -> Piece:
@@ -39,6 +41,7 @@ def written(pieces: Sequence[Piece], width: int) -> Rows:
     b = len(pieces[0].tokens)
     tokens = np.zeros((b, width + 1), dtype=np.int64)
     scored = np.zeros(tokens.shape, dtype=np.bool_)
+    shown = np.full_like(tokens, NO_EVIDENCE)
     end = np.zeros(b, dtype=np.int64)
     for piece in pieces:
         m = piece.tokens.shape[1]
@@ -46,18 +49,25 @@ def written(pieces: Sequence[Piece], width: int) -> Rows:
         row, place = np.nonzero(np.arange(m) < sizes[:, None])
         tokens[row, end[row] + place] = piece.tokens[row, place]
         scored[row, end[row] + place] = piece.scored
+        if piece.shown is not None:
+            shown[row, end[row] + place] = piece.shown[row, place]
         end += sizes
     if all(piece.sizes is None for piece in pieces):
         assert (end == width + 1).all()
-        return asked(tokens, scored)
-    rows = asked(tokens, scored)
+        return asked(tokens, scored, shown=shown)
+    rows = asked(tokens, scored, shown=shown)
     inputs = np.where(np.arange(width) < (end - 1)[:, None], rows.inputs, 0)  # no answer is left in the padding
-    return Rows(inputs, rows.targets, end - 1)
+    return Rows(inputs, rows.targets, end - 1, rows.evidence, rows.answers)
 
 
-def asked(tokens: Longs, scored: NDArray[np.bool_]) -> Rows:
-    """Rows (b t) of tokens (b t + 1), of which the ``scored`` ones must be said by what stands before them."""
-    return Rows(tokens[:, :-1], np.where(scored[:, 1:], tokens[:, 1:], IGNORE))
+def asked(
+    tokens: Longs, scored: NDArray[np.bool_], *, shown: Longs | None = None, answers: Longs | None = None
+) -> Rows:
+    """Rows (b t) of tokens (b t + 1), of which the ``scored`` ones must be said by what stands before them, and are found at
+    the positions ``shown`` (b t + 1); ``answers`` (b t + 1): which answer of the row each is of."""
+    evidence = None if shown is None else np.where(scored[:, 1:], shown[:, 1:], NO_EVIDENCE)
+    of = None if answers is None else np.where(scored, answers, -1)[:, 1:]
+    return Rows(tokens[:, :-1], np.where(scored[:, 1:], tokens[:, 1:], IGNORE), evidence=evidence, answers=of)
 
 
 def spelled(numbers: Longs, base: int, n_digits: int) -> Longs:

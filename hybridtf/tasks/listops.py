@@ -14,7 +14,8 @@ and keep those of 500 to 2,000 tokens, as Long Range Arena does; that shape make
 Ids: digits 0 to 9, then the four operators with their opening brackets, ``]`` and ``=``. The measure is accuracy of the value;
 ``chance`` is 1 / 10, ``most_frequent`` the share of the commonest value among the test rows. A row of n digits in m lists has
 n + 2 m + 1 tokens; as m varies, rows of up to ``length`` tokens have (length + 1) / 3 digits at most, and none is longer.
-Sizes of Long Range Arena: 2,000 tokens, 96,000 rows to train on, 2,000 to test. Preset: ``listops_small``.
+Sizes of Long Range Arena: 2,000 tokens, 96,000 rows to train on, 2,000 to test. Presets: ``listops_lra`` (500 to
+2,000 tokens) and ``listops_small``.
 """
 
 from __future__ import annotations
@@ -163,6 +164,9 @@ def _written(digits: Longs, counts: Longs, lists: Lists, length: int) -> tuple[L
 _SIZE = ("length", "min_length", "n_rows")
 
 PRESETS = (
+    Preset("listops_lra", "listops", {
+        "max_args": 10, "train": sizes(_SIZE, (2000, 500, 96_000)), "test": sizes(_SIZE, (2000, 500, 2_000)),
+    }),
     Preset("listops_small", "listops", {
         "max_args": 3, "train": sizes(_SIZE, (48, 12, 20_000)), "test": sizes(_SIZE, (48, 12, 256), (96, 49, 256)),
     }),

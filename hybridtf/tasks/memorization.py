@@ -17,7 +17,7 @@ Sizes of MAD: 256 ids, 32 tokens, 256 rows to train on for 200 epochs, 1,280 to 
 from __future__ import annotations
 
 import math
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -34,6 +34,7 @@ class MemorizationConfig(SyntheticConfig):
     """Say a key's value by heart."""
 
     type: Literal["memorization"] = "memorization"
+    length_step: ClassVar[int] = 2
     vocab_size: int = Field(default=256, ge=5)
     train: tuple[RowsOf, ...] = (RowsOf(length=32, n_rows=256),)
     test: tuple[RowsOf, ...] = (RowsOf(length=32, n_rows=1_280),)

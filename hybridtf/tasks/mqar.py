@@ -29,7 +29,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from hybridtf.core import Preset
-from hybridtf.tasks.base import IGNORE
+from hybridtf.tasks.base import IGNORE, NO_EVIDENCE
 from hybridtf.tasks.draws import Draws, Longs
 from hybridtf.tasks.synthetic import TEST, Rows, RowsOf, SyntheticConfig, sizes
 
@@ -114,7 +114,9 @@ class MQARConfig(SyntheticConfig):
         np.put_along_axis(inputs, place, keys, axis=1)
         targets = np.full_like(inputs, IGNORE)
         np.put_along_axis(targets, place, values, axis=1)
-        return Rows(inputs, targets)
+        evidence = np.full_like(inputs, NO_EVIDENCE)
+        np.put_along_axis(evidence, place, np.broadcast_to(1 + 2 * np.arange(n), place.shape), axis=1)
+        return Rows(inputs, targets, evidence=evidence)
 
     def baselines(self) -> dict[str, float]:
         """``chance``: any value; ``own_value``: any value of the row, the mean over the keys that are asked."""

@@ -34,9 +34,10 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from hybridtf.core import Preset
+from hybridtf.tasks.base import NO_EVIDENCE, Totals
 from hybridtf.tasks.draws import Draws, Longs
 from hybridtf.tasks.layout import asked, put, shared_out, spelled, strewn
-from hybridtf.tasks.synthetic import TEST, Rows, RowsOf, SyntheticConfig, sizes
+from hybridtf.tasks.synthetic import TEST, TRAIN, Rows, RowsOf, SyntheticConfig, SyntheticTask, sizes
 
 _FILLER, _KEYS, _DIGITS, _PLACES, _OWNERS = range(5)
 _MOST_KEYS = 2**32
@@ -83,6 +84,8 @@ class NeedlesConfig(SyntheticConfig):
     """Tokens of a key."""
     n_digits: int = Field(default=3, gt=0)
     filler: Literal["random", "repeated"] = "random"
+    train_on: Literal["answers", "all"] = "answers"
+    """``all``: training rows have every next token as a target. Held-out rows score answers alone."""
     train: tuple[NeedleRows, ...] = (NeedleRows(length=96, n_rows=20_000),)
     test: tuple[NeedleRows, ...] = (NeedleRows(length=96, n_rows=500),)
 
@@ -128,6 +131,8 @@ class NeedlesConfig(SyntheticConfig):
         return size.length - size.n_queries * (self.n_key + size.n_values * self.n_digits)
 
     def scored(self, size: NeedleRows, split: int = TEST) -> float:
+        if self.train_on == "all" and split == TRAIN:
+            return size.length
         return size.n_queries * size.n_values * self.n_digits
 
     def bits(self, size: NeedleRows) -> float:
@@ -147,13 +152,22 @@ class NeedlesConfig(SyntheticConfig):
 
         tokens = np.empty((b, size.length + 1), dtype=np.int64)
         tokens[:, :room] = self._filler(key, index, room)
-        put(tokens, np.take_along_axis(starts, of_key.reshape(b, -1), axis=1), needles.reshape(b, -1, self._needle))
+        begin = np.take_along_axis(starts, of_key.reshape(b, -1), axis=1)
+        put(tokens, begin, needles.reshape(b, -1, self._needle))
         answers = np.concatenate([keys[..., None, :], values.reshape(b, n, 1, -1)], axis=3)[:, : size.n_queries]
         tokens[:, room] = self.vocab_size - 1
         tokens[:, room + 1 :] = answers.reshape(b, -1)
         scored = np.zeros(tokens.shape, dtype=np.bool_)
         scored[:, room + 1 :] = np.tile(np.arange(answers.shape[-1]) >= self.n_key, size.n_queries)
-        return asked(tokens, scored)
+        shown = np.full_like(tokens, NO_EVIDENCE)
+        digit = (begin.reshape(b, n, -1, 1) + self.n_key + np.arange(self.n_digits)).reshape(b, n, -1)[:, : size.n_queries]
+        shown[:, room + 1 :] = np.pad(digit, ((0, 0), (0, 0), (self.n_key, 0)), constant_values=NO_EVIDENCE).reshape(b, -1)
+        if self.train_on == "all" and key[0] == TRAIN:
+            return asked(tokens, np.ones_like(scored), shown=shown)
+        place = np.maximum(np.arange(scored.shape[1]) - room - 1, 0)  # among what is asked
+        query, within = place // answers.shape[-1], place % answers.shape[-1] - self.n_key
+        of = query * size.n_values + np.maximum(within, 0) // self.n_digits
+        return asked(tokens, scored, shown=shown, answers=np.broadcast_to(of, scored.shape))
 
     def _places(self, size: NeedleRows, key: tuple[int, ...], index: Longs) -> tuple[Longs, Longs]:
         """(b needles) where needles begin, rising; (b keys values) which of them belong to each key, rising.
@@ -185,6 +199,17 @@ class NeedlesConfig(SyntheticConfig):
     def baselines(self) -> dict[str, float]:
         """``chance``: any digit."""
         return {"chance": 0.1}
+
+    def load(self, seed: int = 0) -> NeedlesTask:
+        return NeedlesTask(self, seed)
+
+
+class NeedlesTask(SyntheticTask):
+    """See :class:`NeedlesConfig`."""
+
+    def metrics(self, totals: Totals) -> dict[str, float]:
+        """``answer_accuracy`` too, the share of values of which all digits are right."""
+        return {**super().metrics(totals), "answer_accuracy": totals.answer_accuracy}
 
 
 _SIZE = ("length", "n_keys", "n_values", "n_queries", "n_rows")

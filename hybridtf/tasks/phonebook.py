@@ -121,7 +121,8 @@ class PhonebookConfig(SyntheticConfig):
         queries: list[Piece] = []
         for i in range(self.n_shots, self.n_shots + self.n_queries):
             name, number, end = np.split(again[:, i], [self.n_name, self._entry - 1], axis=1)
-            queries += [Piece(name), Piece(number, scored=True), Piece(end)]
+            shown = places[:, i, None] * self._entry + self.n_name + np.arange(self.n_digits)
+            queries += [Piece(name), Piece(number, scored=True, shown=shown), Piece(end)]
         return written([listed, sign(self.n_ids - 1, b), shots, *queries[:-1]], self.n_tokens(size))
 
     def baselines(self) -> dict[str, float]:

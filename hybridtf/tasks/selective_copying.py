@@ -28,7 +28,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from hybridtf.core import Preset
-from hybridtf.tasks.base import IGNORE
+from hybridtf.tasks.base import IGNORE, NO_EVIDENCE
 from hybridtf.tasks.draws import Draws, Longs
 from hybridtf.tasks.synthetic import TEST, Rows, RowsOf, SyntheticConfig, sizes
 
@@ -90,9 +90,9 @@ class SelectiveCopyingConfig(SyntheticConfig):
         inputs = np.zeros((len(index), size.length), dtype=np.int64)
         np.put_along_axis(inputs, places, data, axis=1)
         inputs[:, room : size.length if self.cue == "each" else room + 1] = self.vocab_size - 1
-        targets = np.full_like(inputs, IGNORE)
-        targets[:, size.length - n :] = data
-        return Rows(inputs, targets)
+        targets, evidence = np.full_like(inputs, IGNORE), np.full_like(inputs, NO_EVIDENCE)
+        targets[:, size.length - n :], evidence[:, size.length - n :] = data, places
+        return Rows(inputs, targets, evidence=evidence)
 
     def baselines(self) -> dict[str, float]:
         """``chance``: any data token."""

@@ -2,34 +2,36 @@
 
 A row follows from (task, seed, split, its place) alone, whatever the batch, the rank or the order in which it is made. No
 held-out row is ever trained on: where a size has so few different rows that both sides could draw the same one, the content of
-a row decides which side it is of, and each side draws again until it has rows of its own. Axes: b rows, t time.
+a row decides which side it is of, and each side draws again until it has rows of its own. With ``validation`` there is a third
+side under the same law. Axes: b rows, t time.
 """
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from hybridtf.core import CheckpointError, ConfigError, Segments, TaskConfig
+from hybridtf.core import CheckpointError, ConfigError, RecipeError, Segments, TaskConfig
 from hybridtf.core.config import ConfigTable
 from hybridtf.tasks.base import IGNORE, Batch, Stream, Task, TaskSplit, Totals
 from hybridtf.tasks.draws import Longs, hashed, shuffled
 from hybridtf.tasks.stream import check_sizes
 
 # What a draw is for; part of its key, so that no two draws share numbers. Tasks number their own from 0 behind the split.
-TRAIN, TEST = 0, 1
+TRAIN, TEST, VALIDATION = 0, 1, 2
 _ORDER, _BATCHES = 4, 5
 MANY_BITS = 60.0
 """A size with 2^60 different rows or more need not be looked at: a million rows a side share one once in a million times."""
 _HELD_OUT_SHARE = 4
-"""Of the contents of small sizes, one in so many is held out."""
+"""Of the contents of small sizes, one in so many is held out, and another one where there is a third side."""
+_SIDES = {TRAIN: "to train on", TEST: "that are held out", VALIDATION: "to choose options on"}
 _SAMPLE = 256
 """Rows that are counted where a mean is asked for."""
 _TRIES = 400
@@ -73,11 +75,15 @@ class VaryingRows(RowsOf):
 
 @dataclass(frozen=True)
 class Rows:
-    """Drawn rows: ``inputs`` and ``targets`` (b t); ``lengths`` (b) where rows differ, the rest being padding."""
+    """Drawn rows: ``inputs`` and ``targets`` (b t); ``lengths`` (b) where rows differ, the rest being padding; ``evidence``
+    (b t) where the token to be said stands in the row, as :class:`~hybridtf.tasks.Batch` says it; ``answers`` (b t): which
+    answer of its row a scored token is of, where rows ask for several."""
 
     inputs: Longs
     targets: Longs
     lengths: Longs | None = None
+    evidence: Longs | None = None
+    answers: Longs | None = None
 
 
 class SyntheticConfig(TaskConfig):
@@ -87,8 +93,12 @@ class SyntheticConfig(TaskConfig):
     tokens that the model says right, or, where ``load`` gives a :class:`WholeRowTask`, of rows that are right as a whole.
     """
 
+    length_step: ClassVar[int] = 1
+    """``length`` of every size is a multiple of it."""
     fresh: bool = True
     """Draw new training rows in every epoch; else the same rows come again, as with a fixed data set."""
+    validation: bool | None = None
+    """Keep a third side, of the sizes of ``test``, apart from both others: :meth:`SyntheticTask.validation`."""
     train: tuple[RowsOf, ...]
     test: tuple[RowsOf, ...]
 
@@ -109,6 +119,27 @@ class SyntheticConfig(TaskConfig):
     def n_tokens(self, size: Any) -> int:
         """Tokens of the longest row of ``size``."""
         return int(size.length)
+
+    def at_length(self, n_tokens: int, n_rows: int) -> Self:
+        """The same task with one test size: the longest trained one with ``length`` grown (or cut) until its rows have
+        ``n_tokens`` tokens, or as many below as its unit allows, all of them alike. What else makes the size (pairs, needles,
+        hops) stays: where ``length`` counts tokens what lies between grows; where it counts letters or entries, what is to be
+        kept grows too.
+
+        Raises :class:`ConfigError` where the task has no such rows, with its reason.
+        """
+        longest = max(self.train, key=self.n_tokens)
+        low, high = 0, n_tokens // self.length_step  # a unit of any task has a token at least
+        while low < high:
+            middle = (low + high + 1) // 2
+            grown = longest.model_copy(update={"length": middle * self.length_step})
+            low, high = (middle, high) if self.n_tokens(grown) <= n_tokens else (low, middle - 1)
+        table = {name: value for name, value in longest.to_dict().items() if name != "min_length"}
+        try:
+            size = type(longest)(**{**table, "length": low * self.length_step, "n_rows": n_rows})
+            return type(self)(**{**self.to_dict(), "train": self.train, "test": (size,)})
+        except RecipeError as error:
+            raise ConfigError(f"task {self.type_name()!r} has no rows of {n_tokens} tokens: {error}") from None
 
     def scored(self, size: Any, split: int = TEST) -> float:
         """Scored tokens of a row of ``size``: exact where all rows have as many, else the mean of the split's first rows."""
@@ -168,6 +199,14 @@ class SyntheticTask(Task):
         self.name = config.type_name()
         self.config, self.seed, self.vocab_size = config, seed, config.n_ids
         self.row_length = max(config.n_tokens(size) for size in config.train)
+        self._judged = TEST
+
+    def validation(self) -> SyntheticTask:
+        if not self.config.validation:
+            raise ConfigError(f"task {self.name!r} keeps no third side to choose options on; set task.validation = true")
+        other = copy.copy(self)
+        other._judged = VALIDATION
+        return other
 
     def rows(self, size: RowsOf, key: tuple[int, ...], index: Longs) -> Batch:
         """The rows ``index`` (b) of a size; ``key`` begins with the split, and names the set that they are of.
@@ -181,26 +220,37 @@ class SyntheticTask(Task):
         segments = None
         if drawn.lengths is not None:
             segments = Segments.from_mask(torch.arange(inputs.shape[1]) < torch.from_numpy(drawn.lengths)[:, None])
-        return Batch(inputs, targets, segments, int((targets != IGNORE).sum()), group=size.name)
+        evidence = None if drawn.evidence is None else torch.from_numpy(drawn.evidence)
+        answers = None if drawn.answers is None else torch.from_numpy(drawn.answers)
+        n = int((targets != IGNORE).sum())
+        return Batch(inputs, targets, segments, n, group=size.name, evidence=evidence, answers=answers)
+
+    def at_length(self, n_tokens: int, n_rows: int) -> SyntheticTask:
+        """See :meth:`SyntheticConfig.at_length`."""
+        return self.config.at_length(n_tokens, n_rows).load(self.seed)
 
     def _of_one_side(self, size: RowsOf, key: tuple[int, ...], index: Longs, drawn: Rows) -> Rows:
         """``drawn``, where rows that belong to the other side are drawn again."""
-        held_out = key[0] == TEST
-        columns = [a.copy() for a in (drawn.inputs, drawn.targets, *([] if drawn.lengths is None else [drawn.lengths]))]
-        wrong = np.flatnonzero(_held_out(drawn) != held_out)
+        columns = {f.name: value.copy() for f in fields(drawn) if (value := getattr(drawn, f.name)) is not None}
+        side = key[0] if key[0] in (TEST, VALIDATION) else TRAIN
+        wrong = np.flatnonzero(self._side(drawn) != side)
         for again in range(1, _TRIES + 1):
             if not len(wrong):
-                return Rows(*columns)
+                return Rows(**columns)
             more = self.config.draw(size, (*key, again), index[wrong])
-            for mine, theirs in zip(columns, (more.inputs, more.targets, more.lengths), strict=False):
-                assert theirs is not None
-                mine[wrong] = theirs
-            wrong = wrong[_held_out(more) != held_out]
-        side = "that are held out" if held_out else "to train on"
+            for name, mine in columns.items():
+                mine[wrong] = getattr(more, name)
+            wrong = wrong[self._side(more) != side]
         raise ConfigError(
-            f"task {self.name!r}: {size.name} have too few different rows for rows {side} apart from the others; "
+            f"task {self.name!r}: {size.name} have too few different rows for rows {_SIDES[side]} apart from the others; "
             "use longer rows"
         )
+
+    def _side(self, rows: Rows) -> Longs:
+        """(b) the side that each row belongs to by its content."""
+        place = _content(rows)
+        rest = np.where(place == 1, VALIDATION, TRAIN) if self.config.validation else TRAIN
+        return np.where(place == 0, TEST, rest)
 
     def splits(self) -> tuple[TaskSplit, ...]:
         def split(name: str, sizes: Sequence[RowsOf], note: str) -> TaskSplit:
@@ -223,7 +273,7 @@ class SyntheticTask(Task):
         return SyntheticStream(self, batch_size, rank, world_size)
 
     def eval_batches(self, batch_size: int, seq_len: int, *, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
-        """The test rows, size by size. They have their own lengths, whatever ``seq_len``."""
+        """The test rows (of :meth:`validation` its own), size by size. They have their own lengths, whatever ``seq_len``."""
         check_sizes(batch_size=batch_size, seq_len=seq_len, rank=rank, world_size=world_size)
         for size in self.config.test:
             for start in range(rank * batch_size, size.n_rows + rank * batch_size, batch_size * world_size):
@@ -232,9 +282,9 @@ class SyntheticTask(Task):
                 if world_size == 1:
                     index, inside = index[inside], inside[inside]
                 # Several ranks have as many full batches each: rows past the end are copies that are not scored.
-                batch = self.rows(size, (TEST,), index.clip(max=size.n_rows - 1))
+                batch = self.rows(size, (self._judged,), index.clip(max=size.n_rows - 1))
                 targets = batch.targets.masked_fill(~torch.from_numpy(inside)[:, None], IGNORE)
-                yield Batch(batch.inputs, targets, batch.segments, int((targets != IGNORE).sum()), group=size.name)
+                yield replace(batch, targets=targets, n_tokens=int((targets != IGNORE).sum()))
 
     def metrics(self, totals: Totals) -> dict[str, float]:
         """``accuracy`` over the scored tokens, ``row_accuracy`` (all of a row's right), ``loss`` (nats a scored token)."""
@@ -250,8 +300,8 @@ class WholeRowTask(SyntheticTask):
     metric: ClassVar[str] = "row_accuracy"
 
 
-def _held_out(rows: Rows) -> NDArray[np.bool_]:
-    """(b) whether the content of a row puts it on the held-out side: a hash of its tokens and its length."""
+def _content(rows: Rows) -> Longs:
+    """(b) where the content of a row puts it, from 0 to :data:`_HELD_OUT_SHARE` - 1: a hash of its tokens and its length."""
     width = rows.inputs.shape[1]
     words = hashed((), width + 1)  # not of the width: a short row is of one side whatever size it is drawn for
     lengths = np.full(len(rows.inputs), width) if rows.lengths is None else rows.lengths
@@ -259,7 +309,7 @@ def _held_out(rows: Rows) -> NDArray[np.bool_]:
     total = (tokens * (words[1:] | np.uint64(1))).sum(1, dtype=np.uint64) + lengths.astype(np.uint64) * words[0]
     # The low bits of a sum of odd multiples are poor.
     total = (total ^ (total >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-    return np.asarray((total >> np.uint64(40)) % np.uint64(_HELD_OUT_SHARE) == 0)
+    return np.asarray((total >> np.uint64(40)) % np.uint64(_HELD_OUT_SHARE), dtype=np.int64)
 
 
 class SyntheticStream(Stream):

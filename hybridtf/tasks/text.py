@@ -31,6 +31,7 @@ class TextConfig(TaskConfig):
     those that match ``glob``. ``tokenizer``: ``bytes`` (vocab_size 257: 256 is the start of a document) or a
     ``tokenizers`` JSON file, with ``bos_token`` its token for the start of a document (None: one more id is added).
     ``held_out``: share of the documents kept for evaluation, drawn by the hash of their text and ``split_seed``.
+    ``validation``: as large a share of the other documents is kept as a third side, see :meth:`TextTask.validation`.
     ``min_chars``: shorter documents are left out. ``max_documents``, ``max_bytes``: for small runs.
     ``packing``: ``packed`` puts several documents in a row, ``whole`` one a row; a document longer than a row is cut.
     """
@@ -42,6 +43,7 @@ class TextConfig(TaskConfig):
     bos_token: str | None = None
     held_out: float = Field(default=0.1, gt=0, lt=1)
     split_seed: int = 0
+    validation: bool | None = None
     min_chars: int = Field(default=1, ge=1)
     max_documents: int | None = Field(default=None, ge=1)
     max_bytes: int | None = Field(default=None, ge=1)
@@ -61,9 +63,13 @@ class TextConfig(TaskConfig):
             documents, min_chars=self.min_chars, max_documents=self.max_documents, max_bytes=self.max_bytes
         )
         train, held_out, note = split(documents, self.held_out, self.split_seed)
+        validation = None
+        if self.validation:  # cut from the training side: what is held out does not depend on it
+            train, third, _ = split(train, self.held_out, self.split_seed, salt="validation")
+            validation = Documents.encode(third, tokenizer, verify=True)
         return TextTask(
             Documents.encode(train, tokenizer), Documents.encode(held_out, tokenizer, verify=True), tokenizer,
-            packing=self.packing, seed=seed, note="; ".join(filter(None, (source, note))),
+            packing=self.packing, seed=seed, note="; ".join(filter(None, (source, note))), validation=validation,
         )
 
 
@@ -86,11 +92,18 @@ class TextTask(Task):
 
     def __init__(
         self, train: Documents, held_out: Documents, tokenizer: Tokenizer, *, packing: Packing = "packed",
-        seed: int = 0, note: str = "",
+        seed: int = 0, note: str = "", validation: Documents | None = None,
     ) -> None:
-        self.train, self.held_out, self.tokenizer = train, held_out, tokenizer
+        self.train, self.held_out, self.tokenizer, self._validation = train, held_out, tokenizer, validation
         self.vocab_size = tokenizer.vocab_size
         self._packing, self._seed, self._note = packing, seed, note
+
+    def validation(self) -> TextTask:
+        if self._validation is None:
+            raise ConfigError("task 'text' keeps no third side to choose options on; set task.validation = true")
+        return TextTask(
+            self.train, self._validation, self.tokenizer, packing=self._packing, seed=self._seed, note=self._note
+        )
 
     def splits(self) -> tuple[TaskSplit, ...]:
         """``train`` and ``held_out``; the note says which source was taken."""

@@ -13,12 +13,16 @@ filler a row of two chains and one hop may be
     inputs    . a = 2 . . c = 1 . d = a . . b = c . ? 2 a      variables
     targets   - - - - - - - - - - - - - - - - - - - - a d
 
+``n_asked`` names more variables behind the first, each with its value to be said: rows that are trained on teach more so, and
+rows of one and of several can be tested alike.
+
 Ids: ``=``, ``?``, then ``n_variables`` variables, ``n_values`` values and filler up to V = ``vocab_size``, drawn evenly. Every
 arrangement of the assignments that keeps the chains' order is as likely. ``chance`` is any value (or variable), ``own`` any
 that the row has.
 
 Sizes of RULER: one chain of 4 hops, 4,096 to 131,072 tokens, 500 rows a length. Presets: ``ruler_variable_tracking`` (trained
-on 4,096 tokens, tested to 16,384), ``variable_tracking_small`` (two chains of one hop, trained on 96 tokens, tested to 4,096).
+on 4,096 tokens, tested to 16,384), ``variable_tracking_small`` (two chains of one hop, tested from 96 tokens to 4,096 with
+one question; trained on 96 and fewer tokens with four, chains without hops among them).
 """
 
 from __future__ import annotations
@@ -27,14 +31,16 @@ import math
 from typing import Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from hybridtf.core import Preset
+from hybridtf.tasks.base import NO_EVIDENCE
 from hybridtf.tasks.draws import Draws, Longs
 from hybridtf.tasks.layout import asked, put, shared_out, strewn
-from hybridtf.tasks.synthetic import TEST, Rows, RowsOf, SyntheticConfig, sizes
+from hybridtf.tasks.synthetic import TEST, TRAIN, Rows, RowsOf, SyntheticConfig, sizes
 
-_FILLER, _VARIABLES, _VALUES, _PLACES, _CHAINS = range(5)
+_FILLER, _VARIABLES, _VALUES, _PLACES, _CHAINS, _ASKED = range(6)
 _IS, _ASK, _NAMES = range(3)
 _STATEMENT = 3
 """Tokens of an assignment."""
@@ -45,11 +51,14 @@ class ChainRows(RowsOf):
 
     n_chains: int = Field(default=2, gt=0)
     n_hops: int = Field(default=1, ge=0)
+    n_asked: int = Field(default=1, gt=0)
+    """Variables whose value is asked for, with ``ask = "value"``: the last of a chain, then others of the row in any order."""
 
     @property
     def name(self) -> str:
         chains, hops = ("" if n == 1 else "s" for n in (self.n_chains, self.n_hops))
-        return f"{self.length} tokens, {self.n_chains} chain{chains}, {self.n_hops} hop{hops}"
+        asked = "" if self.n_asked == 1 else f", {self.n_asked} asked"
+        return f"{self.length} tokens, {self.n_chains} chain{chains}, {self.n_hops} hop{hops}{asked}"
 
     @property
     def n_statements(self) -> int:
@@ -64,6 +73,8 @@ class VariableTrackingConfig(SyntheticConfig):
     n_variables: int = Field(default=20, gt=0)
     n_values: int = Field(default=10, gt=1)
     ask: Literal["value", "variables"] = "value"
+    train_on: Literal["answers", "all"] = "answers"
+    """``all``: training rows have every next token as a target. Held-out rows score answers alone."""
     train: tuple[ChainRows, ...] = (ChainRows(length=96, n_rows=20_000),)
     test: tuple[ChainRows, ...] = (ChainRows(length=96, n_rows=500),)
 
@@ -76,6 +87,9 @@ class VariableTrackingConfig(SyntheticConfig):
             )
         for where in ("train", "test"):
             for i, size in enumerate(getattr(self, where)):
+                if size.n_asked > (size.n_statements if self.ask == "value" else 1):
+                    why = f"the row has {size.n_statements} variables" if self.ask == "value" else "ask = 'variables' asks once"
+                    raise ValueError(f"{where}[{i}].n_asked = {size.n_asked}: {why}")
                 least = size.length - self._room(size) + _STATEMENT * size.n_statements
                 if size.length < least:
                     raise ValueError(f"{where}[{i}].length = {size.length}; assignments and the question take {least}")
@@ -102,12 +116,14 @@ class VariableTrackingConfig(SyntheticConfig):
 
     def _room(self, size: ChainRows) -> int:
         """Tokens before the question."""
-        return size.length - 1 - self._n_answers(size)
+        return size.length - size.n_asked - self._n_answers(size)
 
     def _n_answers(self, size: ChainRows) -> int:
-        return 1 if self.ask == "value" else size.n_hops + 1
+        return size.n_asked if self.ask == "value" else size.n_hops + 1
 
     def scored(self, size: ChainRows, split: int = TEST) -> float:
+        if self.train_on == "all" and split == TRAIN:
+            return size.length
         return self._n_answers(size)
 
     def bits(self, size: ChainRows) -> float:
@@ -129,13 +145,36 @@ class VariableTrackingConfig(SyntheticConfig):
         tokens = np.empty((b, size.length + 1), dtype=np.int64)
         first_filler = _NAMES + self.n_variables + self.n_values
         tokens[:, :room] = first_filler + Draws((*key, _FILLER), index).integers(room, self.n_filler)
-        put(tokens, np.take_along_axis(starts, turns.reshape(b, -1), axis=1), statements.reshape(b, -1, _STATEMENT))
-        # The first chain is asked for: chains are shared out evenly.
-        question, answer = (variables[:, 0, -1:], values[:, :1]) if self.ask == "value" else (values[:, :1], variables[:, 0])
+        begin = np.take_along_axis(starts, turns.reshape(b, -1), axis=1)
+        put(tokens, begin, statements.reshape(b, -1, _STATEMENT))
         tokens[:, room] = _ASK
-        tokens[:, room + 1 : room + 2] = question
-        tokens[:, room + 2 :] = answer
-        return asked(tokens, np.broadcast_to(np.arange(tokens.shape[1]) >= room + 2, tokens.shape))
+        tokens[:, room + 1 :], scored, found = self._asked(size, key, index, variables, values, begin)
+        shown = np.full_like(tokens, NO_EVIDENCE)
+        shown[:, room + 1 :] = found
+        if self.train_on == "all" and key[0] == TRAIN:
+            return asked(tokens, np.ones(tokens.shape, dtype=np.bool_), shown=shown)
+        scored = np.concatenate([np.zeros(room + 1, dtype=np.bool_), scored])
+        return asked(tokens, np.broadcast_to(scored, tokens.shape), shown=shown)
+
+    def _asked(
+        self, size: ChainRows, key: tuple[int, ...], index: Longs, variables: Longs, values: Longs, begin: Longs
+    ) -> tuple[Longs, NDArray[np.bool_], Longs]:
+        """What follows the question mark (b m), which of it are answers (m), and where each answer stands (b m): a value on the
+        right of its chain's first assignment, a variable on the left of its own. The first chain is asked for, as chains are
+        shared out evenly. ``variables`` (b chains links), ``values`` (b chains), ``begin`` (b chains*links) of assignments."""
+        b, n, links = variables.shape
+        if self.ask == "variables":
+            shown = np.concatenate([np.full((b, 1), NO_EVIDENCE), begin[:, :links]], axis=1)
+            return np.concatenate([values[:, :1], variables[:, 0]], axis=1), np.arange(size.n_hops + 2) > 0, shown
+        last = links - 1  # the place of the first chain's last variable among all of the row
+        others = Draws((*key, _ASKED), index).distinct(size.n_asked - 1, n * links - 1)
+        turn = np.concatenate([np.full((b, 1), last), others + (others >= last)], axis=1)
+        chain = turn // links
+        named = np.take_along_axis(variables.reshape(b, -1), turn, axis=1)
+        found = np.take_along_axis(values, chain, axis=1)
+        first = np.take_along_axis(begin, chain * links, axis=1) + _STATEMENT - 1
+        shown = np.stack([np.full_like(first, NO_EVIDENCE), first], axis=2).reshape(b, -1)
+        return np.stack([named, found], axis=2).reshape(b, -1), np.arange(2 * size.n_asked) % 2 == 1, shown
 
     def baselines(self) -> dict[str, float]:
         """``chance``: any value (or variable); ``own``: any that the row has, counted over the test sizes."""
@@ -153,7 +192,9 @@ PRESETS = (
         "test": sizes(_SIZE, (4096, 1, 4, 500), (8192, 1, 4, 200), (16_384, 1, 4, 100)),
     }),
     Preset("variable_tracking_small", "variable_tracking", {
-        "vocab_size": 64, "n_variables": 20, "n_values": 10, "ask": "value", "train": sizes(_SIZE, (96, 2, 1, 20_000)),
+        "vocab_size": 64, "n_variables": 20, "n_values": 10, "ask": "value",
+        # Values of names come first, and several a row: one question about a hop a row is too little to begin with.
+        "train": sizes((*_SIZE, "n_asked"), (32, 4, 0, 20_000, 4), (64, 2, 1, 20_000, 4), (96, 2, 1, 20_000, 4)),
         "test": sizes(
             _SIZE, (96, 2, 1, 256), (192, 2, 1, 128), (384, 2, 1, 64), (768, 2, 1, 64), (1536, 2, 1, 32), (4096, 2, 1, 32)
         ),

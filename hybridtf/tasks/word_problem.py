@@ -18,8 +18,9 @@ Householders a token S3 (Grazzi et al., https://arxiv.org/abs/2411.12537; Siems 
 
 The measure is accuracy over all positions; ``chance`` is one in as many as there are elements. Sizes of the paper (Grazzi et
 al.): rows of 3 to 40 elements to train on, 40 to 256 to test, batches of 256 rows, 100,000 steps, two layers of d_model 128,
-learning rates 1e-3 to 1e-2. Presets: ``parity`` (those lengths), ``parity_small`` (3 to 24, tested to 256) and ``s3_small`` (3
-to 12, tested to 96), which models of 60,000 parameters learn in minutes on a CPU.
+learning rates 1e-3 to 1e-2. Presets: ``parity``, ``s3``, ``a5`` and ``s5`` (those lengths), ``s5_swaps`` (exchanges of two
+points alone), ``parity_small`` (3 to 24, tested to 256) and ``s3_small`` (3 to 12, tested to 96), which models of 60,000
+parameters learn in minutes on a CPU.
 """
 
 from __future__ import annotations
@@ -145,12 +146,16 @@ def _pairs(left: Longs, right: Longs) -> Longs:
 
 _SIZE = ("length", "min_length", "n_rows")
 _TEST = ("length", "n_rows")
+_PAPER = {
+    "train": sizes(_SIZE, (40, 3, 100_000)), "test": sizes(_TEST, (40, 500), (64, 500), (128, 500), (256, 500)),
+}
 
 PRESETS = (
-    Preset("parity", "word_problem", {
-        "group": "z2", "train": sizes(_SIZE, (40, 3, 100_000)),
-        "test": sizes(_TEST, (40, 500), (64, 500), (128, 500), (256, 500)),
-    }),
+    Preset("parity", "word_problem", {"group": "z2", **_PAPER}),
+    Preset("s3", "word_problem", {"group": "s3", **_PAPER}),
+    Preset("a5", "word_problem", {"group": "a5", **_PAPER}),
+    Preset("s5", "word_problem", {"group": "s5", **_PAPER}),
+    Preset("s5_swaps", "word_problem", {"group": "s5", "elements": "swaps", **_PAPER}),
     Preset("parity_small", "word_problem", {
         "group": "z2", "train": sizes(_SIZE, (24, 3, 20_000)),
         "test": sizes(_TEST, (24, 256), (64, 128), (128, 128), (256, 128)),

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hybridtf.core import CheckpointError
-from hybridtf.tasks import IGNORE, Batch, Task, Totals
+from hybridtf.tasks import IGNORE, NO_EVIDENCE, Batch, Task, Totals
 from hybridtf.testing.errors import ContractError
 from hybridtf.testing.subject import Subject
 
@@ -76,6 +76,8 @@ def _check_batch(task: Task, batch: Batch, side: str) -> None:
     if inputs.ndim != 2 or inputs.dtype != torch.int64 or targets.dtype != torch.int64 or targets.shape != inputs.shape:
         raise ContractError(f"{side} inputs and targets must be int64 of one shape (b, t), got {inputs.shape}, {targets.shape}")
     scored = targets != IGNORE
+    if batch.answers is not None and (batch.answers.shape != targets.shape or bool((batch.answers[scored] < 0).any())):
+        raise ContractError(f"{side} answers must be of the targets' shape, and say of each scored token which answer it is of")
     if int(scored.sum()) != batch.n_tokens:
         raise ContractError(f"a {side} batch says n_tokens = {batch.n_tokens}, and {int(scored.sum())} targets are scored")
     for name, ids in (("inputs", inputs), ("targets", targets[scored])):
@@ -83,6 +85,20 @@ def _check_batch(task: Task, batch: Batch, side: str) -> None:
             raise ContractError(f"{side} {name} hold ids outside the vocabulary of {task.vocab_size}")
     if batch.segments is not None and bool((scored & ~batch.segments.real).any()):
         raise ContractError(f"a {side} batch scores padding")
+    if batch.evidence is not None:
+        _check_evidence(batch, batch.evidence, side)
+
+
+def _check_evidence(batch: Batch, evidence: torch.Tensor, side: str) -> None:
+    if evidence.shape != batch.targets.shape or evidence.dtype != torch.int64:
+        raise ContractError(f"{side} evidence must be int64 of the shape of targets, got {evidence.dtype} {evidence.shape}")
+    known = evidence != NO_EVIDENCE
+    if bool((known & (batch.targets == IGNORE)).any()):
+        raise ContractError(f"a {side} batch has evidence for targets that are not scored")
+    if bool(((evidence < 0) | (evidence > torch.arange(evidence.shape[1])))[known].any()):
+        raise ContractError(f"{side} evidence lies behind the question, or is no position")
+    if not torch.equal(batch.inputs.gather(1, evidence.clamp(min=0))[known], batch.targets[known]):
+        raise ContractError(f"{side} evidence is not where the row shows the token to be said")
 
 
 def check_resume(subject: Subject) -> None:
@@ -135,7 +151,8 @@ def check_measures(subject: Subject) -> None:
     batches = list(task.eval_batches(ROWS, _length(task)))
     n_tokens, n_bytes = sum(b.n_tokens for b in batches), sum(b.n_bytes for b in batches)
     n_rows = sum(int((b.targets != IGNORE).any(1).sum()) for b in batches)
-    perfect = task.metrics(Totals(0.0, n_tokens, n_tokens, n_bytes, n_rows, n_rows))
+    n_answers = sum(len(b.owners[b.targets != IGNORE].unique()) for b in batches)
+    perfect = task.metrics(Totals(0.0, n_tokens, n_tokens, n_bytes, n_rows, n_rows, n_answers, n_answers))
     if task.metric not in perfect:
         raise ContractError(f"metric = {task.metric!r} is not among the measures {sorted(perfect)}")
     baselines = task.baselines()

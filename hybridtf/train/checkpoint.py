@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from hybridtf.core import BuildContext, CheckpointError, HybridTFError, RecipeError, nearest
+from hybridtf.core import BuildContext, CheckpointError, HybridTFError, ModelConfig, RecipeError, nearest
 from hybridtf.core.files import atomic_file, atomic_folder
 from hybridtf.models.weights import (
     MAX_SHARD_BYTES,
@@ -36,9 +36,11 @@ from hybridtf.models.weights import (
     total_bytes,
     write_tensors,
 )
-from hybridtf.recipe import Recipe, load_recipe, to_toml
+from hybridtf.recipe import Recipe, parse_recipe, to_toml
+from hybridtf.recipe.load import read_table
 from hybridtf.train.average import assign_average
 from hybridtf.train.config import TrainConfig
+from hybridtf.train.foreign import ForeignModelConfig
 
 WEIGHTS, SHARDED, RECIPE = "weights.safetensors", "model.safetensors", "recipe.toml"
 TRAINER_TENSORS, TRAINER, EMA = "trainer.safetensors", "trainer.json", "ema.safetensors"
@@ -81,23 +83,24 @@ def save_model(
 
 def load_model(
     path: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None,
-    weights: WhichWeights = "model",
+    weights: WhichWeights = "model", config: ModelConfig | None = None,
 ) -> nn.Module:
     """The model of a model, checkpoint or run folder; see :func:`load_run`."""
-    return load_run(path, device=device, dtype=dtype, weights=weights).model
+    return load_run(path, device=device, dtype=dtype, weights=weights, config=config).model
 
 
 def load_run(
     path: str | Path, *, device: torch.device | str = "cpu", step: int | None = None, dtype: torch.dtype | None = None,
-    weights: WhichWeights = "model",
+    weights: WhichWeights = "model", config: ModelConfig | None = None,
 ) -> LoadedRun:
     """The model of a run folder (its newest checkpoint, or that of ``step``), a checkpoint folder or a model folder.
 
-    ``weights = "ema"``: with the average that the run kept of its parameters. The model is in eval mode, in the dtype it was
-    saved in or in ``dtype``. Raises :class:`CheckpointError` for what is missing, corrupt or does not fit.
+    ``config``: of a model that a function builds, which the folder's recipe only names. ``weights = "ema"``: with the
+    average that the run kept of its parameters. The model is in eval mode, in the dtype it was saved in or in ``dtype``.
+    Raises :class:`CheckpointError` for what is missing, corrupt or does not fit.
     """
     folder = find_checkpoint(path, step)
-    recipe = read_recipe(folder)
+    recipe = read_recipe(folder, config)
     file = weights_path(folder)
     tensors = read_weights(file)
     average = read_average(folder) if weights == "ema" else None
@@ -128,13 +131,19 @@ def read_average(folder: Path) -> StoredTensors:
     return read_weights(folder / EMA)
 
 
-def read_recipe(folder: Path) -> Recipe:
-    """The recipe of a model or checkpoint folder, ``train`` as a :class:`TrainConfig`; or :class:`CheckpointError`."""
+def read_recipe(folder: Path, config: ModelConfig | None = None) -> Recipe:
+    """The recipe of a model or checkpoint folder, ``train`` as a :class:`TrainConfig`; or :class:`CheckpointError`.
+
+    ``config``: of the model; where a function builds it (``ForeignModelConfig``) the file only says which one it was.
+    """
     file = folder / RECIPE
     if not file.is_file():
         raise CheckpointError(f"{file}: no such file; a model folder holds {WEIGHTS} and {RECIPE}")
     try:
-        return load_recipe(file, sections={"train": TrainConfig})
+        table, where = read_table(file)
+        if isinstance(config, ForeignModelConfig) and table.get("model") == config.to_dict():
+            table["model"] = config
+        return parse_recipe(table, where, sections={"train": TrainConfig})
     except RecipeError as error:
         where, message = error.faults[0]
         more = f" (and {len(error.faults) - 1} more)" if len(error.faults) > 1 else ""

@@ -137,6 +137,11 @@ class TrainConfig(ConfigTable):
     """At most this many held-out tokens an evaluation, the first of every document; ``"all"``; 0: no evaluation."""
     eval_context: EvalContext = "window"
     """What a held-out token is predicted from: a window of ``seq_len`` tokens, or its document from the start."""
+    stop_at: float | None = None
+    """End the run at the first check whose score on the first group of the task's third side (``task.validation``) is as good as
+    this, in its measure; a check comes every ``stop_every`` steps. Steps are then the most that are made, and schedules follow
+    them."""
+    stop_every: int = Field(default=50, gt=0)
     save_every: int = Field(default=500, gt=0)
     """Steps between checkpoints; one is always saved at the end, on Ctrl-C and on SIGTERM."""
     keep_checkpoints: int = Field(default=2, gt=0)
@@ -177,6 +182,10 @@ class TrainConfig(ConfigTable):
             raise ValueError(f"muon gives options of Muon, and optimizer is {self.optimizer!r}; give optimizer = 'muon'")
         if self.ema_decay is None and (self.eval_ema or self.ema_every != 1):
             raise ValueError("eval_ema and ema_every are about an average that is not kept; give ema_decay")
+        if self.stop_at is not None and not math.isfinite(self.stop_at):
+            raise ValueError(f"stop_at must be finite, got {self.stop_at}")
+        if self.stop_at is None and self.stop_every != 50:
+            raise ValueError("stop_every is about checks that are not made; give stop_at")
         if len(set(self.sinks)) != len(self.sinks):
             raise ValueError(f"sinks names one twice: {list(self.sinks)}")
         for name, weight in self.loss_weights.items():
@@ -187,7 +196,7 @@ class TrainConfig(ConfigTable):
 
 MAY_CHANGE: frozenset[str] = frozenset({
     "steps", "tokens", "epochs", "log_every", "eval_every", "eval_tokens", "eval_context", "eval_ema",
-    "save_every", "keep_checkpoints", "max_shard_bytes", "stats_every", "sinks",
+    "save_every", "keep_checkpoints", "max_shard_bytes", "stats_every", "sinks", "stop_at", "stop_every",
 })
 """Options of ``[train]`` that a resumed run may change."""
 

@@ -13,13 +13,14 @@ from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from hybridtf.core import ConfigError, NonFiniteError, Segments, State
+from hybridtf.core import ConfigError, NonFiniteError, Scores, Segments, State
 from hybridtf.models import LanguageModel
 from hybridtf.models.generation.model import evaluating, refusal, require
 from hybridtf.tasks import IGNORE, Batch, EvalDocument, Task, Totals
 from hybridtf.train.config import EvalContext, Precision
+from hybridtf.train.eval_rows import EvalRows, cut_segments, only_documents, windows_of
 from hybridtf.train.precision import autocast
 
 LONG_ROW = 2048
@@ -31,6 +32,17 @@ class HasDocuments(Protocol):
     """A task whose held-out side is whole documents."""
 
     def eval_documents(self) -> Iterator[EvalDocument]: ...
+
+
+def check_scores(task: Task, model: nn.Module) -> None:
+    """Raise :class:`ConfigError` where the head of ``model`` does not say what ``task`` asks for: it would see the answers."""
+    found: Scores = getattr(getattr(model, "head", None), "scores", "next")
+    asked: Scores = getattr(task, "scores", "next")
+    if found != asked:
+        said = {"next": "the token that follows, as 'lm_head' does", "read": "what was read, as 'position_decoder' does"}
+        raise ConfigError(
+            f"model.head: the task {task.name!r} needs a head that says {said[asked]}; this one says {said[found]}"
+        )
 
 
 @dataclass(frozen=True)
@@ -95,7 +107,7 @@ def check_context(task: Task, context: EvalContext) -> None:
 def evaluate(
     model: LanguageModel, task: Task, *, seq_len: int = 256, batch_size: int = 8, max_tokens: int | None = None,
     context: EvalContext = "window", stride: int | None = None, precision: Precision = "fp32",
-    on_batch: Callable[[int], None] | None = None,
+    on_batch: Callable[[int], None] | None = None, first_group: bool = False,
 ) -> EvalResult:
     """Score the held-out side of ``task``, dropout off, without gradients.
 
@@ -104,8 +116,9 @@ def evaluate(
     call, so that memory grows only where a mixer's state does. ``max_tokens``: every document gives its first n tokens,
     n the same for all, so that there are at most that many; bytes of a cut document count in proportion. A task of rows
     gives its first batches, or, where it tells groups apart, the same share of each group; its rows are read whole, and
-    those of more than ``seq_len`` and 2,048 tokens in pieces with the state carried, where the model can be cut. ``on_batch``
-    is told how many tokens are scored so far. Raises :class:`NonFiniteError` for a loss that is not finite, and
+    those of more than ``seq_len`` and 2,048 tokens in pieces with the state carried, where the model can be cut.
+    ``first_group``: of a task of rows only those before the second group. ``on_batch`` is told how many tokens are scored
+    so far. Raises :class:`NonFiniteError` for a loss that is not finite, and
     :class:`ConfigError` for wrong sizes and for a state that is to be carried by a model that cannot be cut in time.
     """
     if max_tokens is not None and max_tokens < 1:
@@ -118,9 +131,10 @@ def evaluate(
         )
     scorer = _Scorer(model, precision, on_batch)
     check_context(task, context)
+    check_scores(task, model)
     with evaluating(model), torch.no_grad():
         if not isinstance(task, HasDocuments):
-            return _score_rows(scorer, task, batch_size, seq_len, max_tokens)
+            return _score_rows(scorer, task, batch_size, seq_len, max_tokens, first_group)
         documents = list(task.eval_documents())
         cut = _cut([len(document.targets) for document in documents], max_tokens)
         scorer.sums.open(len(documents))
@@ -198,10 +212,13 @@ class _Sums:
     def totals(self, i: int, n_bytes: int) -> Totals:
         return Totals(float(self.nats[i]), int(self.correct[i]), int(self.tokens[i]), n_bytes)
 
-    def row_totals(self, i: int) -> Totals:
-        """Of a row: it counts as right where all its scored tokens are."""
-        totals = self.totals(i, 0)
-        return replace(totals, n_rows=int(totals.n_tokens > 0), n_rows_correct=int(0 < totals.n_tokens == totals.n_correct))
+    def row_totals(self, row: int, per_row: int) -> Totals:
+        """Of a row with ``per_row`` answers: each is right where all its scored tokens are, the row where all answers are."""
+        answers = [self.totals(i, 0) for i in range(row * per_row, (row + 1) * per_row)]
+        asked = sum(answer.n_tokens > 0 for answer in answers)
+        right = sum(0 < answer.n_tokens == answer.n_correct for answer in answers)
+        rows = {"n_rows": int(asked > 0), "n_rows_correct": int(0 < asked == right)}
+        return replace(sum(answers, Totals()), n_answers=asked, n_answers_correct=right, **rows)
 
 
 class _Scorer:
@@ -232,50 +249,47 @@ class _Scorer:
         return new_state
 
 
-def _score_rows(scorer: _Scorer, task: Task, batch_size: int, seq_len: int, max_tokens: int | None) -> EvalResult:
+def _score_rows(
+    scorer: _Scorer, task: Task, batch_size: int, seq_len: int, max_tokens: int | None, first_group: bool
+) -> EvalResult:
     scores: list[DocumentScore] = []
     n_bytes, complete = 0, True
     fits = _Share(task, max_tokens)
     for number, batch in enumerate(task.eval_batches(batch_size, seq_len)):
-        if not fits(batch):
+        if first_group and scores and batch.group != scores[0].group:
             complete = False
-            if not batch.group:
+            break
+        # The cap of a group alone is not shared with others.
+        if not fits(replace(batch, group="") if first_group else batch):
+            complete = False
+            if first_group or not batch.group:
                 break
             continue
         _score_batch(scorer, batch, max(seq_len, LONG_ROW))
         n_bytes += batch.n_bytes
-        found = [scorer.sums.row_totals(row) for row in range(len(batch.targets))]
+        found = [scorer.sums.row_totals(row, batch.per_row) for row in range(len(batch.targets))]
         scores += [DocumentScore(f"batch {number}, row {row}", t, batch.group) for row, t in enumerate(found) if t.n_tokens]
     return _result(task, scores, complete, n_bytes)
 
 
 def _score_batch(scorer: _Scorer, batch: Batch, longest: int) -> None:
-    """Score the rows of a batch, each an owner of its own.
+    """Score the rows of a batch, each of their answers an owner of its own.
 
     Rows of more than ``longest`` tokens are read in pieces of that many with the state carried, where the model can be cut
     in time and nothing but documents is marked in the rows; else in one call.
     """
     n, width = batch.targets.shape
-    owners = torch.arange(n)[:, None].expand(n, width)
-    scorer.sums.open(n)
+    owners = batch.owners
+    scorer.sums.open(n * batch.per_row)
     marks = batch.segments
-    more = marks is not None and (marks.prefix_len is not None or marks.global_tokens is not None or bool(marks.axes))
-    if width <= longest or more or refusal(scorer.model, "cut") is not None:
+    if width <= longest or not only_documents(marks) or refusal(scorer.model, "cut") is not None:
         scorer.score(batch.inputs, batch.targets, owners, marks)
         return
     state: State | None = scorer.model.init_state(n)
     for start in range(0, width, longest):
         part = slice(start, start + longest)
-        cut = None if marks is None else _cut_segments(marks, start, start + longest)
+        cut = None if marks is None else cut_segments(marks, start, start + longest)
         state = scorer.score(batch.inputs[:, part], batch.targets[:, part], owners[:, part], cut, state)
-
-
-def _cut_segments(segments: Segments, start: int, stop: int) -> Segments:
-    """Documents of the tokens ``start:stop``: a row goes on where its first real token is of the last one's document."""
-    ids = segments.ids[:, start:stop]
-    before = segments.ids[:, :start].amax(1) if start else torch.zeros_like(segments.ids[:, 0])  # ids never decrease
-    first = torch.gather(ids, 1, (ids > 0).int().argmax(1, keepdim=True))[:, 0]
-    return Segments(ids, torch.where(before > 0, (first == before) | (first == 0), segments.continues))
 
 
 class _Share:
@@ -303,57 +317,24 @@ class _Share:
         return True
 
 
-# -- rows --------------------------------------------------------------------------------------------------------------
-
-
-class _Rows:
-    """A call's tensors (b t), filled from the left; what is left over is padding."""
-
-    def __init__(self, batch_size: int, width: int) -> None:
-        self.inputs = torch.zeros(batch_size, width, dtype=torch.int64)
-        self.targets = torch.full((batch_size, width), IGNORE, dtype=torch.int64)
-        self.owners = torch.zeros(batch_size, width, dtype=torch.int64)
-        self.ids = torch.zeros(batch_size, width, dtype=torch.int64)
-        self.continues = torch.zeros(batch_size, dtype=torch.bool)
-        self.used = [0] * batch_size
-
-    def put(self, row: int, owner: int, document: EvalDocument, start: int, stop: int, score: int) -> None:
-        """Tokens ``start:stop`` of a document, as a segment of its own, scored from ``score`` on."""
-        at = self.used[row]
-        end = self.used[row] = at + stop - start
-        self.inputs[row, at:end] = document.inputs[start:stop]
-        self.targets[row, at + score - start : end] = document.targets[score:stop]
-        self.owners[row, at:end] = owner
-        self.ids[row, at:end] = self.ids[row, at - 1] + 1 if at else 1
-
-    def segments(self) -> Segments:
-        return Segments(self.ids, self.continues)
+# -- documents --------------------------------------------------------------------------------------------------------------
 
 
 def _windows(
     scorer: _Scorer, documents: Sequence[EvalDocument], cut: Sequence[int], batch_size: int, seq_len: int, stride: int
 ) -> None:
     """Windows of ``seq_len`` packed into rows, next fit: a row is closed by the first window that has no room in it."""
-    rows, row = _Rows(batch_size, seq_len), 0
+    rows, row = EvalRows(batch_size, seq_len), 0
     for i, (document, total) in enumerate(zip(documents, cut, strict=True)):
-        for start, stop, score in _pieces(total, seq_len, stride):
+        for start, stop, score in windows_of(total, seq_len, stride):
             if rows.used[row] + stop - start > seq_len:
                 row += 1
             if row == batch_size:
                 scorer.score(rows.inputs, rows.targets, rows.owners, rows.segments())
-                rows, row = _Rows(batch_size, seq_len), 0
+                rows, row = EvalRows(batch_size, seq_len), 0
             rows.put(row, i, document, start, stop, score)
     if any(rows.used):
         scorer.score(rows.inputs, rows.targets, rows.owners, rows.segments())
-
-
-def _pieces(total: int, seq_len: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Windows ``start, stop`` over ``total`` tokens, scored from ``score`` on; only a short document's is not full."""
-    score = 0
-    while score < total:
-        stop = min(score + (stride if score else seq_len), total)
-        yield max(stop - seq_len, 0), stop, score
-        score = stop
 
 
 def _carry(
@@ -365,7 +346,7 @@ def _carry(
     current: list[tuple[int, int] | None] = [None] * batch_size
     state = scorer.model.init_state(batch_size)
     while True:
-        rows = _Rows(batch_size, seq_len)
+        rows = EvalRows(batch_size, seq_len)
         for row in range(batch_size):
             rows.continues[row] = current[row] is not None
             while rows.used[row] < seq_len:

@@ -50,7 +50,7 @@ def train(
 
 def _recipe(recipe: Recipe | None, folder: RunFolder, resume: bool) -> Recipe:
     if resume:
-        stored = read_recipe(folder.checkpoint())
+        stored = read_recipe(folder.checkpoint(), None if recipe is None else recipe.model)
         if recipe is None:
             return stored
         refuse_changes(stored, recipe, str(folder.path))

@@ -48,6 +48,8 @@ class TrainResult:
     metrics: Mapping[str, float] | None
     ema_metrics: Mapping[str, float] | None
     eval_seconds: float
+    stopped_at_step: int | None = None
+    """The step whose check reached ``stop_at``; None for a run of all its steps."""
 
 
 @runtime_checkable

@@ -20,7 +20,8 @@ from hybridtf.tasks import Batch, Task
 from hybridtf.train.average import Average
 from hybridtf.train.checkpoint import RunFolder, find_checkpoint, read_average, read_trainer_state, weights_path
 from hybridtf.train.config import train_config
-from hybridtf.train.evaluate import EvalResult, check_context, evaluate, group_metrics, require_carry
+from hybridtf.train.early_stop import EarlyStop
+from hybridtf.train.evaluate import EvalResult, check_context, check_scores, evaluate, group_metrics, require_carry
 from hybridtf.train.interrupt import StopSignals
 from hybridtf.train.log import Log
 from hybridtf.train.nonfinite import locate
@@ -72,6 +73,7 @@ class Run:
         warmup_steps(config, self.total)
         context = BuildContext(d_model=0, device=device, compute_dtype=DTYPES[config.precision], seed=config.seed)
         self.model: LanguageModel = recipe.model.build(context)
+        check_scores(self.task, self.model)
         check_loss_weights(self.model, config.loss_weights)
         if config.eval_context == "document" and config.eval_tokens != 0:
             require_carry(self.model)
@@ -83,6 +85,8 @@ class Run:
         self.recipe = used.model_copy(update={"train": config})
         self.bytes_per_token = bytes_per_token(self.task)
         self.counters = Counters()
+        self.early_stop = EarlyStop(config, self.task)
+        self.checked: float | None = None
         self.evaluation: EvalResult | None = None
         self.metrics: Mapping[str, float] | None = None
         self.ema_metrics: Mapping[str, float] | None = None
@@ -112,6 +116,8 @@ class Run:
                 self.average.load(read_average(found), where=str(found))
         self.resumed = resume
         self.log = Log(self.folder.log, after=self.counters.step if resume else None)
+        if (line := self.log.found.get("check")) is not None:
+            self.checked = line["value"]
         self.folder.write_recipe(self.recipe)
         self.folder.write_parameters(describe_parameters(self.optimizer))
         self.model.train()
@@ -134,9 +140,12 @@ class Run:
             self.reporter.resuming(counters.step)
         if self.evaluation_due() and "eval" not in self.log.found:
             self.evaluate()  # a signal cut it off before the run was resumed
-        while counters.step < self.total:
+        if self.checked is None:
+            self.check()  # its line was lost with the machine, after the checkpoint was safe
+        while not self.ended:
             self.step()
-            at_end = counters.step == self.total
+            self.check()
+            at_end = self.ended
             if counters.step % config.log_every == 0 or at_end:
                 self.write_log()
             if self.stats is not None:
@@ -154,8 +163,13 @@ class Run:
         return TrainResult(
             self.folder.path, self.folder.checkpoint(counters.step), self.recipe, self.model, counters.step,
             counters.tokens, counters.seconds, self.evaluation, self.metrics, self.ema_metrics,
-            self.eval_seconds,
+            self.eval_seconds, counters.step if self.early_stop.reached(self.checked) else None,
         )
+
+    @property
+    def ended(self) -> bool:
+        """Whether no step is to follow."""
+        return self.counters.step == self.total or self.early_stop.reached(self.checked)
 
     def step(self) -> None:
         """One optimizer step. Nothing is changed when its loss or gradient is not finite: then it raises."""
@@ -189,6 +203,7 @@ class Run:
             self.average.update(self.model, counters.step + 1)
         seconds = time.perf_counter() - began
         counters.step += 1
+        self.checked = None
         counters.tokens += sums.n_tokens
         counters.seconds += seconds
         counters.seconds_since_log += seconds
@@ -240,12 +255,12 @@ class Run:
     def evaluation_due(self) -> bool:
         """Whether an evaluation belongs to the step just done; the one at the end is apart."""
         step, every = self.counters.step, self.config.eval_every
-        return every is not None and 0 < step < self.total and step % every == 0
+        return every is not None and step > 0 and not self.ended and step % every == 0
 
     def evaluated_before(self) -> bool:
         """Whether the log of a finished run has the evaluation that its options ask for; takes its ``metrics``."""
         line = self.log.found.get("eval")
-        if line is None or self.log.after != self.total or not self.eval_options().items() <= line.items():
+        if line is None or self.log.after != self.counters.step or not self.eval_options().items() <= line.items():
             return False
         self.metrics = {name: line[name] for name in line["metrics"]}
         averaged = line.get("ema")
@@ -289,6 +304,21 @@ class Run:
         self.reporter.say(f"step {self.counters.step}/{self.total}  held out ({counted(result.n_tokens, 'token')}): {measured}")
         for name, metrics in groups.items():
             self.reporter.say(f"    {name}: {self.task.metric} {metrics[self.task.metric]:.4f}")
+
+    def check(self) -> None:
+        """Find out whether the task is learnt, where that is due. No signal cuts it off: the step's checkpoint needs it."""
+        counters = self.counters
+        if not self.early_stop.due(counters.step) or counters.step == self.total:
+            return
+        began, place = time.perf_counter(), take_place(self.stream, self.device)
+        found = self.early_stop.check(self.model)
+        set_random(place.random, self.device)
+        self.checked, reached = found.value, self.early_stop.reached(found.value)
+        seconds = time.perf_counter() - began
+        self.eval_seconds += seconds
+        self.record("check", {**found.to_json(), "stop_at": self.config.stop_at, "reached": reached, "seconds": seconds})
+        if reached:
+            self.reporter.say(f"step {counters.step}/{self.total}  {found.words} reaches stop_at: the run ends")
 
     def score(self) -> EvalResult:
         """The held-out result of the model as it is."""

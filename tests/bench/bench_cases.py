@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hybridtf.bench import Subject
 from hybridtf.models import LanguageModelConfig
 from hybridtf.recipe import Recipe
-from hybridtf.tasks import TextConfig
+from hybridtf.tasks import InductionHeadsConfig, Task, TextConfig
 
 BLOCKS: dict[str, Any] = {
     "m": {
@@ -57,3 +57,14 @@ class Line(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.down(self.up(torch.nn.functional.one_hot(ids, self.vocab_size).to(self.up.weight.dtype)))
+
+
+RECALL = InductionHeadsConfig(
+    vocab_size=12, train=({"length": 16, "n_rows": 64},), test=({"length": 16, "n_rows": 16}, {"length": 24, "n_rows": 8})
+)
+"""A task of drawn rows that are 16 tokens long."""
+
+
+def table_for(task: Task) -> Table:
+    """A foreign model for a task; at the top of a module, so that other processes find it."""
+    return Table(torch.randn(task.vocab_size, task.vocab_size) * 0.1)

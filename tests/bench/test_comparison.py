@@ -3,7 +3,7 @@
 import pytest
 
 from hybridtf.bench import CompareOptions, Subject, compare, read_records, select
-from hybridtf.bench import comparison as module
+from hybridtf.bench import learning as module
 from hybridtf.core import ConfigError, NonFiniteError, RecipeError
 from tests.bench.bench_cases import TASK, TRAIN, recipe
 

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from hybridtf.bench import Subject, measure_extrapolation
-from hybridtf.bench.extrapolation import by_multiple, by_position, choose_documents
-from hybridtf.bench.scoring import Carried, score_carried
+from hybridtf.bench.extrapolation import choose_documents
+from hybridtf.bench.loss_by_position import by_multiple, by_position
+from hybridtf.bench.scoring import score_carried
 from hybridtf.core import ConfigError, DataError
 from hybridtf.cost import state_size
 from hybridtf.cost.live_bytes import LiveBytes
@@ -84,8 +85,8 @@ def test_multiples_that_no_document_reaches_are_null_and_said():
 
 
 def test_every_multiple_uses_the_same_documents():
-    documents, reached, notes = choose_documents(TEXT, 24, (1, 2, 16), 2, None)
-    assert (reached, notes) == (16, [])
+    documents, reached, notes = choose_documents(TEXT, (24, 48, 384), 2, None)
+    assert (reached, notes) == (384, [])
     assert {d.name for d in documents} == {d.name for d in TEXT.eval_documents(min_tokens=24 * 16)}
 
 
@@ -127,10 +128,10 @@ def test_a_model_without_state_reads_each_document_in_one_call():
 
 
 def test_bytes_of_a_token_scale_the_bits():
-    scored = Carried(np.full((2, 4), math.log(2) * 3))
-    out = by_multiple(scored, [2, 4, 8], 1.5)
+    nats = np.full((2, 4), math.log(2) * 3)
+    out = by_multiple(nats, [2, 4, 8], 1.5)
     assert out["bits_per_byte"] == [pytest.approx(2), pytest.approx(2), None]
-    assert by_position(scored, 8) == [[i, pytest.approx(3 * math.log(2)), 2] for i in range(4)]
+    assert by_position(nats, 8) == [[i, pytest.approx(3 * math.log(2)), 2] for i in range(4)]
 
 
 def test_wrong_multiples_are_refused():

@@ -1,17 +1,22 @@
 """Memory: counts against hand arithmetic, predictions against counts, and independence of what ran before."""
 
+import dataclasses
 import gc
+import itertools
 
 import pytest
 import torch
 from torch import nn
 
 from hybridtf.bench import Subject, count_bytes, measure_memory
-from hybridtf.bench.memory import longest_that_fits, on_gpu
-from hybridtf.core import ConfigError, param_specs
+from hybridtf.bench.leaks import find_leak
+from hybridtf.bench.memory import on_gpu
+from hybridtf.bench.peak import AllocatorPeak
+from hybridtf.core import ConfigError, DataError, param_specs
 from hybridtf.cost import Predictor, predict_bytes
 from hybridtf.cost.live_bytes import LiveBytes, WithoutMemory, storage_bytes
 from hybridtf.cost.longest import longest_length
+from hybridtf.cost.phases import PHASES, make_step
 from tests.bench.bench_cases import TRAIN, Line, Table, recipe, subject
 
 
@@ -132,9 +137,10 @@ def test_the_record_says_how_and_how_far():
     assert found["kind"] == "memory"
     assert found["state"] > 0
     assert found["activations"] == found["peak"] - found["weights"] - found["state"]
-    assert set(found["how"]) == {"weights", "gradients", "optimizer", "activations", "state", "peak"}
+    assert {"weights", "gradients", "optimizer", "activations", "state", "peak", "rest"} <= set(found["how"])
     longest = found["longest"]
     assert (longest["limit_bytes"], longest["phase"], longest["at_least"]) == (1 << 20, "decode", False)
+    assert longest["predicted"]
     predictor = Predictor(one, "decode")
     assert predictor.at(longest["length"], 2).peak <= 1 << 20 < predictor.at(int(longest["length"] * 1.01) + 1, 2).peak
 
@@ -226,11 +232,14 @@ def test_the_allocator_on_a_gpu_does_not_depend_on_order():
 @pytest.fixture
 def allocator(monkeypatch):
     """``torch.cuda``'s statistics, answered by a count of live tensors."""
+    retries = itertools.count(5, 2)  # two more each time they are asked for
     with LiveBytes() as live:
         answers = {
-            "memory_allocated": lambda: live.now, "max_memory_allocated": lambda: live.peak,
-            "max_memory_reserved": lambda: live.peak + 1, "reset_peak_memory_stats": live.reset_peak,
-            "empty_cache": lambda: None, "synchronize": lambda: None,
+            "memory_allocated": lambda *device: live.now, "max_memory_allocated": lambda *device: live.peak,
+            "max_memory_reserved": lambda *device: live.peak + 1, "reset_peak_memory_stats": lambda *d: live.reset_peak(),
+            "empty_cache": lambda: None, "synchronize": lambda *device: None,
+            "memory_reserved": lambda *device: live.now + 1, "mem_get_info": lambda *device: (1000, 10_000_000),
+            "memory_stats": lambda *device: {"num_alloc_retries": next(retries), "num_ooms": 0},
         }
         for name, answer in answers.items():
             monkeypatch.setattr(torch.cuda, name, answer)
@@ -244,30 +253,166 @@ def test_both_ways_of_measuring_agree(allocator, phase):
     counted = count_bytes(one, phase, 2, 21)
     found = on_gpu(one, phase, 2, 21)
     assert other.numel() == 1000
-    assert found.reserved == allocator.peak + 1
-    found.reserved = None
-    assert found == counted
+    assert found.footprint.reserved == allocator.peak + 1
+    assert dataclasses.replace(found.footprint, reserved=None) == counted
+    assert found.rest["unused"] == 1
+    assert found.rest["alloc_retries"] == 2  # since the phase was set up, not since the process began
+    assert found.rest["driver"] == 10_000_000 - 1000
+    assert found.rest["driver"] - found.rest["beyond_allocator"] > counted.weights  # what was reserved then
 
 
-def test_out_of_memory_ends_a_search_and_not_the_program(allocator, monkeypatch):
+def test_refusal_4_a_peak_that_was_not_reset(allocator):
+    peak = AllocatorPeak()
+    with pytest.raises(DataError, match="was not reset"):
+        peak.allocated()
+    with pytest.raises(DataError, match="was not reset"):
+        peak.rest()
+    large = torch.zeros(10_000)
+    del large
+    peak.reset()
+    kept = torch.zeros(100)
+    assert peak.allocated() == kept.nbytes == 400  # not the 40,000 of before
+    with pytest.raises(DataError, match="was not reset"):  # nor is it told for the next phase
+        peak.allocated()
+
+
+def test_a_cpu_that_resets_no_peak_gives_no_rest(monkeypatch):
+    def trial(*args):
+        return {"outcome": "fits", "error": None, "resident": {"before": 1, "peak": None}, "seconds": 1.0}
+
+    monkeypatch.setattr("hybridtf.bench.memory.run_trial", trial)
+    found = measure_memory(subject("a"), length=9, rest=True)
+    assert found["rest"] is None
+    assert "not reset is refused" in found["how"]["rest"]
+
+
+def test_refusal_10_no_search_by_trial_inside_one_process(allocator, monkeypatch):
+    measured = []
+
+    def once(*args):
+        measured.append(args)
+        return real(*args)
+
+    real = on_gpu
+    monkeypatch.setattr("hybridtf.bench.memory.on_gpu", once)
+    monkeypatch.setattr("hybridtf.bench.memory.device_of", lambda model: torch.device("cuda"))
+    found = measure_memory(subject("a"), phase="prefill", length=8, limit_bytes=100_000, max_length=64)
+    assert len(measured) == 1  # the length that was asked for; the longest is predicted
+    assert found["longest"]["predicted"]
+    assert found["reserved"] != found["peak"]
+
+
+def test_out_of_memory_is_an_outcome_without_numbers(allocator, monkeypatch):
     one = subject("a")
-    real = torch.Tensor.backward
 
-    def small(self):
-        if allocator.now > 120_000:
-            raise torch.OutOfMemoryError("the device is full")
-        real(self)
+    def full(self):
+        raise torch.OutOfMemoryError("the device is full")
 
-    monkeypatch.setattr(torch.Tensor, "backward", small)
-    cuda = torch.device("cuda")
-    found = longest_that_fits(
-        one, phase="train", batch_size=1, limit_bytes=1 << 40, max_length=1 << 20, device=cuda
-    )
-    assert 8 < found["length"] < 2000
-    assert on_gpu(one, "train", 1, found["length"]).peak > 0
-    with pytest.raises(torch.OutOfMemoryError):
-        on_gpu(one, "train", 1, 2 * found["length"])
-    monkeypatch.setattr("hybridtf.bench.memory.device_of", lambda model: cuda)
-    record = measure_memory(one, length=2 * found["length"])
-    assert record["peak"] is record["weights"] is None
+    monkeypatch.setattr(torch.Tensor, "backward", full)
+    monkeypatch.setattr("hybridtf.bench.memory.device_of", lambda model: torch.device("cuda"))
+    record = measure_memory(one, length=8)
+    assert record["result"] == "out_of_memory"
+    assert record["peak"] is record["weights"] is record["rest"] is record["leak"] is None
     assert "does not fit the device" in record["note"]
+
+
+# -- computed and checked, logical and held, the rest ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_what_is_computed_is_what_lives(phase):
+    found = measure_memory(subject("m a w"), phase=phase, batch_size=2, length=19)
+    assert found["differs"] == {}
+    assert found["computed"] == {kind: found[kind] for kind in ("weights", "gradients", "optimizer", "state")}
+    assert (found["result"], found["note"], found["leak"]["bytes"]) == ("ok", None, 0)
+
+
+def test_what_differs_from_the_plan_is_said(monkeypatch):
+    real = predict_bytes
+
+    def wrong(*args):
+        return dataclasses.replace(real(*args), optimizer=7)
+
+    monkeypatch.setattr("hybridtf.bench.memory.predict_bytes", wrong)
+    found = measure_memory(subject("a"), length=9)
+    assert found["differs"] == {"optimizer": [7, found["optimizer"]]}
+    assert "optimizer: 7 bytes computed" in found["note"]
+
+
+def test_a_model_that_cannot_be_planned_says_so():
+    class Reads(Table):
+        def forward(self, ids, segments=None):
+            return super().forward(ids) * float(self.weight.sum())
+
+    found = measure_memory(Subject("reads", lambda: Reads(torch.ones(5, 5)), vocab_size=5), phase="prefill", length=4)
+    assert found["computed"] is found["differs"] is None
+    assert "nothing computed to check against" in found["note"]
+    assert found["weights"] == 100
+
+
+def test_held_and_used_bytes_of_a_state_are_told_apart():
+    found = measure_memory(subject("a"), phase="decode", length=500)
+    full = measure_memory(subject("a"), phase="prefill", length=500)
+    for one in (found, full):
+        assert one["state_used"] <= one["state"]
+        assert one["state_ratio"] == one["state"] / one["state_used"]
+        assert 1 <= one["state_ratio"] < 1.05
+    kept = 2 * 2 * 4 * 4  # keys and values of two heads of four channels, four bytes each
+    assert full["state_used"] == 500 * kept
+    assert found["state_used"] == 516 * kept
+
+
+@pytest.mark.slow
+def test_the_rest_of_a_cpu_is_what_a_fresh_process_holds_beyond():
+    found = measure_memory(subject("a"), length=512, batch_size=4, rest=True)
+    rest = found["rest"]
+    assert rest["beyond_counted"] == rest["resident"] - found["peak"]
+    assert rest["resident"] > found["weights"] + found["activations"]
+    assert -(1 << 20) < rest["beyond_counted"] < 200 << 20
+
+
+# -- leaks -------------------------------------------------------------------------------------------------------------
+
+
+class Leaky(Line):
+    """Keeps 1 MiB of every ``every``-th call."""
+
+    def __init__(self, every=1):
+        super().__init__(5, 3)
+        self.every, self.calls, self.kept = every, 0, []
+
+    def forward(self, ids):
+        self.calls += 1
+        if self.calls % self.every == 0:
+            self.kept.append(torch.ones(1 << 18))
+        return super().forward(ids)
+
+
+@pytest.mark.parametrize("phase", ["train", "prefill"])
+def test_an_injected_leak_of_one_mebibyte_is_found(phase):
+    one = Subject("leaky", Leaky, vocab_size=5)
+    leak = find_leak(make_step(phase, one, one.build(), 1, 7), 20)
+    assert leak.per_repeat == 1 << 20
+    assert leak.bytes == 19 << 20
+    found = measure_memory(one, phase=phase, length=7)
+    assert found["leak"] == {"repeats": 3, "bytes": 2 << 20, "per_repeat": 1 << 20}
+    assert f"leaks: {2 << 20} bytes" in found["note"]
+
+
+def test_a_leak_now_and_then_is_found_too():
+    one = Subject("leaky", lambda: Leaky(7), vocab_size=5)
+    leak = find_leak(make_step("prefill", one, one.build(), 1, 7), 20)
+    assert (leak.bytes, leak.per_repeat) == (3 << 20, 0)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_no_false_alarm_over_twenty_steps(phase):
+    one = subject("m a w")
+    leak = find_leak(make_step(phase, one, one.build(), 2, 13), 20)
+    assert leak.bytes == leak.per_repeat == 0
+    assert len(leak.live) == 20
+
+
+def test_a_leak_needs_two_counts():
+    with pytest.raises(ConfigError, match="at least 2"):
+        find_leak(make_step("prefill", subject("a"), subject("a").build(), 1, 3), 1)

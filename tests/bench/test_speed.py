@@ -1,12 +1,16 @@
 """Speed: what counts and what does not, with clocks of our own; nothing here depends on how fast the machine is."""
 
+import time
+
 import pytest
 import torch
 from torch import nn
 
 from hybridtf.bench import Subject, machine_floor, measure_speed
-from hybridtf.bench.speed import ratio_fields, speed_fields
-from hybridtf.bench.timing import quartiles, time_steps
+from hybridtf.bench.caches import Flush, cpu_cache_bytes
+from hybridtf.bench.speed import speed_fields
+from hybridtf.bench.threads import allowed_cores, pinned
+from hybridtf.bench.timing import Timed, quartiles, seconds_of, time_rounds
 from hybridtf.core import ConfigError
 from hybridtf.cost import count_flops
 from hybridtf.cost.phases import DECODE_TOKENS, Step, make_step
@@ -37,29 +41,70 @@ class FakeClock:
 
 def test_warm_up_is_left_out_and_rates_are_totals_over_totals():
     clock = FakeClock()
-    times = time_steps([FakeStep("a", [10, 1, 1, 4], clock)], repeats=3, warmup=1, clock=clock)[0]
-    assert times == [1, 1, 4]
-    fields = speed_fields(100, times, flops=600)
+    timed = time_rounds([FakeStep("a", [10, 7, 1, 8, 1, 9, 4], clock)], rounds=3, warmup=1, clock=clock)[0]
+    assert timed.cold == [7, 8, 9]
+    assert timed.times == [1, 1, 4]
+    fields = speed_fields(100, timed, flops=600)
     assert fields["tokens_per_s"] == 50  # the mean of the rates would be 75
     assert fields["times"] == [1, 1, 4]
     assert fields["median_s"] == 1
+    assert fields["p20_s"] == 1
+    assert fields["p80_s"] == pytest.approx(2.8)
     assert fields["spread_s"] == 1.5  # quartiles 1 and 2.5
+    assert fields["drift"] == 3.0
     assert fields["flops_per_s"] == 300
+    assert (fields["cold"]["median_s"], fields["cold"]["times"]) == (8, [7, 8, 9])
 
 
-def test_subjects_take_turns():
+def test_subjects_take_turns_in_an_order_that_changes():
     clock = FakeClock()
-    steps = [FakeStep("a", [9, 2, 4, 6], clock), FakeStep("b", [9, 1, 2, 2], clock)]
-    a, b = time_steps(steps, repeats=3, warmup=1, clock=clock)
-    assert "".join(clock.log) == "abababab"
-    assert (a, b) == ([2, 4, 6], [1, 2, 2])
-    ratio = ratio_fields(a, b)
-    assert ratio == {"time": 2.0, "low": 2.0, "high": 2.5}
+    steps = [FakeStep(name, iter(lambda: 1.0, None), clock) for name in "abc"]
+    time_rounds(steps, rounds=40, warmup=0, clock=clock)
+    turns = ["".join(clock.log[i : i + 6]) for i in range(0, 240, 6)]
+    assert all(sorted(turn) == list("aabbcc") and turn[0] == turn[1] for turn in turns)  # each twice in a row: cold, warm
+    assert len(set(turns)) == 6
+
+
+def test_short_runs_fill_a_round_and_only_its_first_turn_is_cold():
+    clock, flushed = FakeClock(), []
+    steps = [FakeStep(name, iter(lambda: 0.02, None), clock) for name in "ab"]
+    timed = time_rounds(
+        steps, rounds=4, warmup=1, clock=clock, round_s=0.05, flush=lambda: flushed.append(len(clock.log))
+    )
+    assert [len(turns) for turns in timed[0].warm] == [3] * 4
+    assert timed[1].runs == 12
+    assert len(timed[0].cold) == 4
+    assert flushed == [2 + 12 * r + 2 * i for r in range(4) for i in range(2)]
+    assert len(clock.log) == 2 + 2 * 2 * 3 * 4
 
 
 def test_a_clock_that_stands_still_is_refused():
     with pytest.raises(ConfigError, match="did not move"):
-        speed_fields(100, [0.0, 0.0])
+        speed_fields(100, Timed([0.0], [[0.0]]))
+
+
+def test_threads_are_pinned_and_let_go_again():
+    threads, cores = torch.get_num_threads(), allowed_cores()
+    with pinned(1):
+        assert torch.get_num_threads() == 1
+        assert cores is None or allowed_cores() == cores[:1]
+    assert (torch.get_num_threads(), allowed_cores()) == (threads, cores)
+    if cores is not None:
+        with pytest.raises(ConfigError, match=f"at most {len(cores)}"), pinned(len(cores) + 1):
+            pass
+
+
+def test_the_flush_is_larger_than_the_last_cache(tmp_path):
+    for i, size in enumerate(("32K", "1024K", "33M")):
+        (tmp_path / f"index{i}").mkdir()
+        (tmp_path / f"index{i}" / "size").write_text(size + "\n")
+    assert cpu_cache_bytes(tmp_path) == 33 << 20
+    assert cpu_cache_bytes(tmp_path / "nothing") is None
+    flush = Flush(torch.device("cpu"))
+    flush.buffer.fill_(1)
+    flush()
+    assert not flush.buffer.any()
+    assert flush.buffer.numel() >= 2 * (flush.cache_bytes or 0) > 0 or flush.cache_bytes is None
 
 
 def test_quartiles_of_one_value():
@@ -79,7 +124,11 @@ def test_records_of_all_phases_and_subjects():
         tokens = 2 * (DECODE_TOKENS if r["phase"] == "decode" else 9)
         assert (r["tokens"], r["tokens_per_s"], r["times"]) == (tokens, tokens, [1.0] * 3)
         assert r["flops"] > 0
-        assert r["ratio"] == {"against": "one", "time": 1.0, "low": 1.0, "high": 1.0}
+        assert r["ratio"].items() >= {"against": "one", "time": 1.0, "interval": None, "verdict": "~"}.items()
+        assert (r["noise"]["of"], r["noise"]["ratio"], r["noise"]["rounds"]) == ("one", 1.0, 3)
+        assert r["cold"]["times"] == [1.0] * 3
+        assert r["cache"]["flush_bytes"] > 0
+        assert r["kernels"]["attention" if r["recipe"] == "one" else "ssd"][r["phase"]] != "none"
         assert (r["batch_size"], r["length"], r["threads"], r["dtype"], r["floor"]) == (2, 9, 1, "float32", None)
 
 
@@ -179,12 +228,12 @@ def test_device_events_time_a_gpu_and_other_clocks_wait_for_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append("wait"))
     clock = FakeClock()
-    steps = [FakeStep("run", [3, 5], clock)]
+    step = FakeStep("run", [3, 5], clock)
     clock.log = calls
-    assert time_steps(steps, repeats=1, warmup=0, device="cuda") == [[0.25]]
+    assert seconds_of(step, time.perf_counter, torch.device("cuda")) == 0.25
     assert calls == ["wait", "record", "run", "record", "wait"]
     calls.clear()
-    assert time_steps(steps, repeats=1, warmup=0, device="cuda", clock=clock) == [[5]]
+    assert seconds_of(step, clock, torch.device("cuda")) == 5
     assert calls == ["wait", "run", "wait"]
 
 
@@ -202,6 +251,7 @@ def test_a_subject_without_room_does_not_stop_the_others():
     assert [r["note"] for r in found] == ["out of memory", None]
     assert [r["tokens_per_s"] for r in found] == [None, 4.0]
     assert [r["ratio"] for r in found] == [None, None]
+    assert found[0]["noise"]["of"] == "fits"
 
 
 def test_models_that_cannot_be_measured_say_why():

@@ -13,6 +13,27 @@ from hybridtf.core import ConfigError
 from tests.cli.helpers import TRAIN, as_json, ok, refused, run, write_recipe
 
 QUICK = ("--length", 32, "--batch-size", 1)
+ROWS = """
+[model]
+type = "language_model"
+vocab_size = 8
+d_model = 8
+pattern = "m"
+
+[model.blocks.m]
+mixer = { type = "mamba2", d_state = 4, head_dim = 4 }
+
+[task]
+type = "induction_heads"
+vocab_size = 8
+train = [{ length = 16, n_rows = 50 }]
+test = [{ length = 16, n_rows = 4 }]
+
+[train]
+steps = 2
+seq_len = 16
+batch_size = 2
+"""
 
 
 @pytest.fixture
@@ -36,6 +57,18 @@ def test_speed_beside_another(recipe: str, trained: Path, tmp_path: Path) -> Non
     assert [row["recipe"] for row in found["table"]][::2] == names
 
 
+def test_kernels_of_an_op_beside_each_other(recipe: str, tmp_path: Path) -> None:
+    found = as_json(
+        "bench", "kernel", "ssd", "smoke/mamba2", *QUICK, "--repeats", 1, "--warmup", 0, "--phase", "prefill", "--threads", 1,
+        "-o", tmp_path / "r.jsonl",
+    )  # fmt: skip
+    assert found["records"] == read_records(tmp_path / "r.jsonl")
+    assert {"chunked", "reference"} <= {row["kernel"] for row in found["table"]}
+    assert "no kernel named 'chunkd'. Did you mean 'chunked'?" in refused(
+        "bench", "kernel", "ssd", "smoke/mamba2", "--kernel", "chunkd", *QUICK
+    )
+
+
 def test_memory_of_two_phases_and_the_longest_length(recipe: str, tmp_path: Path) -> None:
     found = as_json(
         "bench", "memory", recipe, *QUICK, "--phase", "train", "--phase", "decode", "--limit", "2MB", "--max-length", 33
@@ -45,6 +78,15 @@ def test_memory_of_two_phases_and_the_longest_length(recipe: str, tmp_path: Path
     assert train["longest"]["limit_bytes"] == 2_000_000
     assert train["peak"] > train["weights"] > 0
     assert "peak" in ok("bench", "memory", recipe, *QUICK).stdout
+
+
+@pytest.mark.slow
+def test_lengths_are_tried_in_child_processes(recipe: str) -> None:
+    found = as_json("bench", "memory", recipe, "--fits", "--limit", "1GiB", "--max-length", 40, "--batch-size", 1)
+    one = found["records"][0]
+    assert (one["kind"], one["limit_bytes"], one["fits"], one["ended"]) == ("fits", 1 << 30, 40, "max_length")
+    assert [p["outcome"] for p in one["probes"]] == ["fits", "fits"]
+    assert found["table"][0]["fits"] == 40
 
 
 def test_changes_reach_the_measurement(recipe: str) -> None:
@@ -68,6 +110,26 @@ def test_extrapolation_of_a_run(trained: Path, tmp_path: Path) -> None:
     assert all(record["bits_per_byte"])
     assert found["table"][0]["trained_length"] == 32
     assert "4x" in ok("bench", "extrapolation", trained, "--multiples", "1,4").stdout
+
+
+def test_lengths_in_tokens_windows_and_time(trained: Path) -> None:
+    given = ("--lengths", "40,1k", "--stride", 40, "--max-documents", 2, "--timeout", 0.001)
+    found = as_json("bench", "extrapolation", trained, *given)
+    assert [(e["length"], e["result"]) for e in found["records"][0]["by_length"]] == [(40, "timed_out"), (1024, "not_run")]
+    assert [(row["trained_length"], row["ratio"]) for row in found["table"]] == [(32, "1.25x"), (32, "32x")]
+    assert "must be tokens with commas between" in refused("bench", "extrapolation", trained, "--lengths", "1g")
+
+
+def test_extrapolation_of_drawn_rows(tmp_path: Path) -> None:
+    recipe = tmp_path / "rows.toml"
+    recipe.write_text(ROWS)
+    ok("train", recipe, "-o", tmp_path / "run")
+    found = as_json("bench", "extrapolation", tmp_path / "run", "--lengths", "16,128", "--max-rows", 20)
+    assert [row["ratio"] for row in found["table"]] == ["1x", "8x"]
+    assert all(row["trained_length"] == 16 and row["n_units"] == 20 for row in found["table"])
+    assert found["records"][0]["grid"]["lengths"] == [16, 128]
+    shown = ok("bench", "extrapolation", tmp_path / "run", "--multiples", "1,2", "--max-rows", 4).stdout
+    assert "only 'induction_heads' was measured" in " ".join(shown.split())
 
 
 def test_extrapolation_needs_a_run() -> None:
@@ -185,7 +247,50 @@ def test_recipes_of_one_name_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     files = [write_recipe(tmp_path / "a"), write_recipe(tmp_path / "b")]
     assert list(_named(files, None)) == files
-    assert list(_named([files[0], files[0]], None)) == ["tiny"]
+    assert refused("compare", files[0], files[0], "-o", tmp_path / "out").startswith(f"{files[0]} is named twice; copy it")
+
+
+def test_tables_are_of_one_task_each() -> None:
+    from hybridtf.cli.compare import _by_task, _tasks
+
+    def record(kind: str, digest: str, **fields: str) -> dict[str, str]:
+        return {"kind": kind, "recipe": "a", "recipe_hash": digest, **fields}
+
+    one, two, cost = record("quality", "1", task="x"), record("train", "2", task="y"), record("memory", "1")
+    assert _by_task([one, two, cost, record("sweep", "3", task="x")]) == {"x": [one, cost], "y": [two]}
+    assert _by_task([cost]) == {None: [cost]}
+    assert _tasks(None) is None
+    made = _tasks(["niah_single", "niah_multikey"])
+    assert made is not None
+    assert [config.to_dict()["type"] for config in made.values()] == ["needles", "needles"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_page")
+def test_compare_over_tasks_and_learning_rates(recipe: str, tmp_path: Path) -> None:
+    tasks = ("--task", "induction_heads_small", "--task", "mqar_small")
+    quick = ("--steps", 1, "--context", 16, "--repeats", 1, "--eval-tokens", 40, "--set", "train.batch_size=1")
+    arguments = ["compare", recipe, "-o", tmp_path / "out", *tasks, "--lr", "1e-3,1e-2", *quick]
+    arguments += ["--set", "model.max_seq_len=128"]
+    result = ok(*arguments)
+    assert "Comparison: induction_heads_small" in result.stdout
+    assert "Comparison: mqar_small" in result.stdout
+    found = json.loads(ok(*arguments, "--json").stdout)
+    assert [row["task"] for row in found["table"]] == ["induction_heads_small", "mqar_small"]
+    assert {r["lr"] for r in select(found["records"], "sweep")} == {1e-3, 1e-2}
+    assert all("that was tried" in r["note"] for r in select(found["records"], "quality"))
+    rows = as_json("report", tmp_path / "out")["table"]
+    assert {row["task"] for row in rows} == {"induction_heads_small", "mqar_small"}
+
+
+def test_wrong_tasks_and_learning_rates(recipe: str, tmp_path: Path) -> None:
+    out = ("-o", tmp_path / "out")
+    assert "mqar_small" in refused("compare", recipe, *out, "--task", "mqar_smal")
+    assert refused("compare", recipe, *out, "--task", "mqar_small", "--task", "mqar_small") == "--task names 'mqar_small' twice"
+    assert "numbers with commas between" in refused("compare", recipe, *out, "--lr", "1e-3,a")
+    assert "must differ and be above 0" in refused("compare", recipe, *out, "--lr", "0")
+    assert "max_seq_len = 32 is less than the" in refused("compare", recipe, *out, "--task", "mqar_small")
+    assert not (tmp_path / "out").exists()
 
 
 def test_without_the_report_extra_the_table_is_still_shown(
@@ -207,6 +312,10 @@ def test_report_of_records(compared: tuple[list[object], Path], tmp_path: Path) 
     assert result.stdout == ""
     assert "<title>Of two</title>" in (tmp_path / "r.html").read_text()
     assert list((tmp_path / "charts").glob("*.svg"))
+    result = ok("report", folder / "out", "--markdown", tmp_path / "t.md", "--latex", tmp_path / "t.tex", "--title", "Of two")
+    assert result.stdout == ""
+    assert (tmp_path / "t.md").read_text().startswith("# Of two\n\n## Comparison\n")
+    assert r"\label{tab:comparison}" in (tmp_path / "t.tex").read_text()
     assert ok("report", folder / "out" / "records.jsonl").stdout == (folder / "stdout").read_text()
     assert [row["recipe"] for row in as_json("report", folder / "out")["table"]] == ["tiny", "attention"]
 

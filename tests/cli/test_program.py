@@ -22,17 +22,25 @@ from tests.cli.helpers import environment, ok, process, refused, run
 OPTIONS = {
     "": "--version",
     "bench extrapolation": (
-        "RUNS... --against --batch-size --chunk --device --json --max-documents --multiples --output --trained-length -o"
+        "RUNS... --against --batch-size --chunk --device --json --lengths --max-documents --max-rows --multiples --output "
+        "--stride --timeout --trained-length -o"
+    ),
+    "bench kernel": (
+        "OP SOURCE --batch-size --device --dtype --json --kernel --length --output --phase --repeats --set --threads "
+        "--warmup -o"
     ),
     "bench memory": (
-        "SOURCES... --against --batch-size --device --dtype --json --length --limit --max-length --output --phase --set -o"
+        "SOURCES... --against --batch-size --device --dtype --fits --json --length --limit --max-length --output --phase "
+        "--rest --set --timeout -o"
     ),
     "bench speed": (
-        "SOURCES... --against --batch-size --device --dtype --json --length --output --phase --repeats --set --warmup -o"
+        "SOURCES... --against --batch-size --device --dtype --json --length --output --phase --repeats --set --threads "
+        "--warmup -o"
     ),
     "check": "RECIPES... --component --json --plugin --set",
     "compare": (
-        "RECIPES... --context --device --eval-tokens --json --limit --max-documents --output --repeats --seeds --set --steps -o"
+        "RECIPES... --context --device --eval-tokens --json --limit --lr --max-documents --output --repeats --seeds --set "
+        "--steps --task --timeout --workers -o"
     ),
     "doctor": "--json",
     "eval": "RUN --batch-size --device --json --max-tokens --output --seq-len --step --weights -o",
@@ -41,13 +49,15 @@ OPTIONS = {
         "--prompt-file --repetition-penalty --seed --step --stop --temperature --top-k --top-p --weights -n"
     ),
     "list": "KIND --json --verbose -v",
+    "match": "RECIPES... --flops --json --length --output --params --set --state-bytes -o",
     "new-plugin": "NAME --path",
     "plan": "RECIPE --batch-size --device --dtype --json --length --set",
     "plugins": "--json",
-    "report": "SOURCES... --charts --json --output --skip-corrupt --title -o",
+    "report": "SOURCES... --charts --json --latex --markdown --output --skip-corrupt --title -o",
     "schema": "--output -o",
     "show": "RECIPE --json --length --set",
     "stats": "RUN --json --step",
+    "study": "NAME --json --output --seeds --smoke --workers -o",
     "train": "RECIPE --device --from --output --resume --seed --set -o",
 }
 """Every command with its arguments and options: what scripts of users rely on."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hybridtf.core import BuildContext, SequenceMixer, active, state_bytes
+from hybridtf.core import BuildContext, Growing, SequenceMixer, StateLeaf, active, leaves, state_bytes
 from hybridtf.cost import STATE_KINDS, state_size
 from hybridtf.cost.states import kinds_of
 from hybridtf.models import LanguageModelConfig
@@ -36,6 +36,32 @@ def test_planned_bytes_are_those_of_a_live_state(name: str, prompt: int) -> None
         assert kinds_of(state) == late
         assert room["allocated"] == state_bytes(state) == sum(late.values())
         assert room["used"] <= room["allocated"]
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_planned_use_is_that_of_a_state_that_grows(name: str) -> None:
+    """Without a longest length: what holds tokens, after a prompt and after every step that follows. Of pooled blocks one more
+    a row is planned, at the most."""
+    subject, prompt = subject_of(name), 5
+    planned = subject.build_plain(param_dtype=F32, device=torch.device("meta"))
+    module: SequenceMixer = subject.build_plain(param_dtype=F32)
+    if _context_of(module):
+        return  # it holds what it looks at, and does not grow
+    inputs = subject.inputs(module, 2, prompt + STEPS, dtype=F32)
+    with torch.no_grad():
+        state = subject.call(module, inputs.columns(slice(0, prompt)), state=subject.init_state(module, 2, None)).state
+        for i in range(prompt, prompt + STEPS + 1):
+            spare = state_size(planned, i, 2)["used"] - state_bytes(state, used=True)
+            assert 0 <= spare <= sum(_a_block(leaf) for leaf in leaves(state))
+            if i < prompt + STEPS:
+                state = subject.call(module, inputs.later().columns(slice(i, i + 1)), state=state).state
+
+
+def _a_block(leaf: StateLeaf) -> int:
+    """Bytes of one pooled block of every row; of other leaves none."""
+    if not (isinstance(leaf, Growing) and leaf.sparse):
+        return 0
+    return sum(t[:, :1].numel() * t.element_size() for t in leaf.data.values())
 
 
 def _context_of(module: nn.Module) -> bool:

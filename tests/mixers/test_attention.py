@@ -17,6 +17,9 @@ OPTIONS = {
     "window": {"n_heads": 2, "window": 4},
     "window 1": {"n_heads": 2, "window": 1},
     "qk norm": {"n_heads": 2, "qk_norm": {"type": "rms_norm"}},
+    "qk norm over all heads": {
+        "n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "qk_norm": {"type": "rms_norm"}, "qk_norm_over": "heads",
+    },
     "gate": {"n_heads": 2, "output_gate": True},
     "softcap": {"n_heads": 2, "softcap": 1.5},
     "sinks": {"n_heads": 3, "sinks": True},
@@ -41,7 +44,8 @@ def by_hand(mixer, x):
     q, k, v = (heads(p(x), n) for p, n in (
         (mixer.q_proj, config.n_heads), (mixer.k_proj, mixer.n_kv_heads), (mixer.v_proj, mixer.n_kv_heads)))
     if mixer.q_norm is not None:
-        q, k = mixer.q_norm(q), mixer.k_norm(k)
+        wide = config.qk_norm_over == "heads"
+        q, k = (norm(y.flatten(-2)).view(y.shape) if wide else norm(y) for norm, y in ((mixer.q_norm, q), (mixer.k_norm, k)))
     if mixer.position is not None:
         table = mixer.position.table(positions, x.dtype)
         q, k = mixer.position(q, table), mixer.position(k, table)

@@ -83,8 +83,14 @@ def tiny(kind: str, name: str) -> ComponentConfig:
 
 @functools.cache
 def drawable(kind: str) -> tuple[str, ...]:
-    """Names of a kind that can stand in any layer."""
-    return tuple(name for name in active()[kind].names() if stands(kind, tiny(kind, name)))
+    """Names of a kind that can stand in any layer. Not of heads that sum up a document: no check of time would be left."""
+    names = tuple(name for name in active()[kind].names() if stands(kind, tiny(kind, name)))
+    return tuple(name for name in names if kind != "heads" or _follows(tiny(kind, name)))
+
+
+def _follows(config: Any) -> bool:
+    """The head's scores are of the token that follows."""
+    return bool(config.build(BuildContext(d_model=8), 5).scores == "next")
 
 
 @functools.cache

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = {"report", "text", "hf", "eval", "track", "sweep", "new", "test", "dev"}
-CORE = {"torch", "numpy", "pluggy", "jaxtyping", "safetensors", "pydantic", "typer", "rich"}
+CORE = {"torch", "numpy", "filelock", "pluggy", "jaxtyping", "safetensors", "pydantic", "typer", "rich"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

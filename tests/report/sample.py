@@ -19,6 +19,8 @@ ENVIRONMENT = {
     "dirty": True,
 }
 FLOOR = {"matrix_flops_per_s": 9.1e10, "copy_bytes_per_s": 1.35e10}
+FLOPS = {"attention": 7_100_000, "mamba2": 8_400_000, "hybrid-3m1a": 8_000_000}
+"""Operations a token, a sixth of them."""
 BASELINES = {"bigram": 3.391, "unigram": 4.412}
 
 # name: (pattern, layers, score, half its interval, growth of the score beyond the trained length, train and decode
@@ -83,12 +85,13 @@ def model(name: str, **more: Any) -> dict[str, Any]:
 
 def train(name: str, seed: int = 0) -> dict[str, Any]:
     rng = random.Random(f"{name}{seed}")
-    score = RECIPES[name][2] * math.log(2)
+    score = RECIPES[name if name in RECIPES else "attention"][2] * math.log(2)
     curve = [
         [step, step * 4096, score + (5.545 - score) * math.exp(-step / 90) + rng.gauss(0, 0.05)]
         for step in range(0, 700, 1)
     ]
-    return common("train", name, seed, curve=curve, steps=700, tokens=700 * 4096, seconds=301.5, tokens_per_s=9509.0)
+    return common("train", name, seed, curve=curve, steps=700, tokens=700 * 4096, seconds=301.5, tokens_per_s=9509.0,
+                  flops=700 * 4096 * 6 * FLOPS.get(name, 0), lr=1e-3, failed=None)  # fmt: skip
 
 
 def quality(name: str, seed: int = 0, shift: float = 0.0) -> dict[str, Any]:
@@ -194,6 +197,59 @@ def extrapolation(name: str, seed: int = 0) -> dict[str, Any]:
         state_bytes=[per_token * TRAINED * m + constant for m in MULTIPLES],
         note=None,
     )
+
+
+def beyond(name: str, task: str = "mqar", seed: int = 0, trained: int = 64) -> dict[str, Any]:
+    """Recall by length, distance and depth; the dearest length of attention did not fit."""
+    keeps = {"attention": 0.93, "mamba2": 0.2, "hybrid-3m1a": 0.97}[name]
+    lengths, depths = [trained * m for m in MULTIPLES], [0.1, 0.3, 0.5, 0.7, 0.9]
+
+    def accuracy(length: int, depth: float = 0.5) -> float:
+        falls = (0.04 if keeps > 0.5 else 0.01) * math.log2(length / trained) * (1.5 - depth) * (1 + 0.02 * seed)
+        return max(0.02, min(1.0, keeps - falls))
+
+    by_length = [
+        {
+            "length": n, "ratio": n / trained, "accuracy": accuracy(n), "chance": 1 / 128, "n_rows": 200, "result": "ok",
+            "interval": [max(0.0, accuracy(n) - 0.03), min(1.0, accuracy(n) + 0.03)],
+        }
+        for n in lengths
+    ]
+    if name == "attention":
+        by_length[-1] |= {"accuracy": None, "interval": None, "result": "out_of_memory"}
+    grid = {
+        "lengths": lengths, "depths": depths, "accuracy": [[accuracy(n, d) for d in depths] for n in lengths],
+        "n": [[40] * len(depths) for _ in lengths],
+    }
+    grid["accuracy"][0][0], grid["n"][0][0] = None, 0
+    by_distance = [[2**p, accuracy(2 ** max(p, 6)), 100 * p + 1] for p in range(10)]
+    return common(
+        "extrapolation", name, seed, task=task, trained_length=trained, multiples=list(MULTIPLES), by_length=by_length,
+        by_distance=by_distance, grid=grid, note=None,
+    )  # fmt: skip
+
+
+def tried(name: str, rate: float, chosen: float | None = None, seed: int = 0) -> dict[str, Any]:
+    """A score of one learning rate of several."""
+    return {**quality(name, seed, abs(math.log10(rate) + 3) * 0.2), "lr": rate, "chosen_lr": chosen}
+
+
+def failed(name: str, reason: str, seed: int = 0) -> dict[str, Any]:
+    """A training that ended without a model."""
+    return {**train(name, seed), "failed": reason}
+
+
+def wide_records() -> list[dict[str, Any]]:
+    """Everything, with a second task, several seeds, recall beyond the trained length, and what failed."""
+    out = records()
+    for name, (first, far) in {"attention": (0.97, 0.31), "mamba2": (0.62, 0.24), "hybrid-3m1a": (0.98, 0.91)}.items():
+        shift = 0.002 * len(name)
+        out += [quality(name, 1, 0.02 + shift), quality(name, 2, -0.01 - shift), train(name, 1), train(name, 2)]
+        out += [beyond(name), beyond(name, seed=1), recall(name, first, far)]
+    oom = {"tokens_per_s": None, "median_s": None, "spread_s": None, "times": [], "note": "out of memory"}
+    out.append({**speed("attention", "prefill", 8192, 1), **oom})
+    out.append(failed("diverged", "NonFiniteError: the loss at step 41 is nan"))
+    return out
 
 
 def records() -> list[dict[str, Any]]:

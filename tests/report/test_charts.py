@@ -9,14 +9,16 @@ import pytest
 
 from hybridtf.core import HybridTFError
 from hybridtf.report import chart_data as data
-from hybridtf.report import marks, save_charts
-from hybridtf.report.charts import Chart, build_charts, to_svg
+from hybridtf.report import front_data, marks, save_charts
+from hybridtf.report.chart import Chart, to_svg
+from hybridtf.report.charts import build_charts
 from hybridtf.report.evidence import gather
 from hybridtf.report.palette import RECIPE_COLOURS, recipe_keys
 from tests.report import sample
 
 ALL = [
-    "quality", "quality_by_state", "training", "extrapolation", "loss_by_position", "state_by_length",
+    "quality", "quality_by_state", "quality_by_flops", "quality_by_decode", "training", "extrapolation",
+    "loss_by_position", "state_by_length",
     "speed_train", "speed_prefill", "speed_decode", "memory_train", "memory_decode",
 ]  # fmt: skip
 
@@ -42,6 +44,8 @@ def test_curve_points_are_means_of_neighbours() -> None:
     curve = [[i, 10 * i, float(i)] for i in range(1, 601)]
     rows = data.curve_rows(gather([{**sample.train("mamba2"), "curve": curve}]))
     assert len(rows) == 300
+    record = rows[0].pop("record")
+    assert record.startswith("train-mamba2-seed0-")
     assert rows[0] == {"recipe": "mamba2", "seed": "0", "tokens": 20, "loss": 1.5, "steps": 2}
     assert rows[-1]["loss"] == 599.5
 
@@ -63,11 +67,13 @@ def test_states_of_both_kinds_of_records() -> None:
 
 def test_tradeoff_and_baselines() -> None:
     evidence = gather(sample.records())
-    rows = data.tradeoff_rows(evidence)
-    assert [(r["recipe"], r["length"], r["bytes"]) for r in rows[2:4]] == [
+    measure = evidence.measure()
+    rows = front_data.state_rows(evidence, measure)
+    assert [(r["recipe"], r["length"], r["cost"]) for r in rows[2:4]] == [
         ("mamba2", 1024, 585_792), ("mamba2", 65536, 585_792),
     ]  # fmt: skip
-    assert {row["name"]: row["value"] for row in data.baseline_rows(evidence)} == {"bigram": sample.BASELINES["bigram"]}
+    baselines = {row["name"]: row["value"] for row in data.baseline_rows(evidence, measure)}
+    assert baselines == {"bigram": sample.BASELINES["bigram"]}
 
 
 @pytest.mark.parametrize(("lowest", "side"), [(2.0, "right"), (9.0, "left")])
@@ -97,7 +103,8 @@ def test_drawn_with_axes_legend_and_marks(name: str, drawn: dict[str, tuple[Char
     assert "NaN" not in svg
     assert "undefined" not in svg
     units = {
-        "quality": "held-out bits per byte", "quality_by_state": "(bytes, log scale)", "training": "(nats/token)",
+        "quality": "held-out bits per byte", "quality_by_state": "(bytes, log scale)",
+        "quality_by_flops": "(FLOP, log scale)", "quality_by_decode": "(s, log scale)", "training": "(nats/token)",
         "extrapolation": "multiple of the trained length", "loss_by_position": "(tokens)",
         "state_by_length": "tokens read",
         "speed": "tokens/s", "memory": "memory (bytes)",

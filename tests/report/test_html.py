@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 from hybridtf.core import HybridTFError
-from hybridtf.report import compare_table, write_report
+from hybridtf.report import compare_table, sifting, write_report
+from hybridtf.report.evidence import gather
+from hybridtf.report.measured import REF
+from hybridtf.report.record_list import record_list
 from tests.report import sample
 
 EVIL = "<script>alert(1)</script></title><img src=http://evil.example/x onerror=alert(2)>&\"'`{{ 7*7 }}\x00\ud800"
@@ -147,7 +150,7 @@ def test_ids_are_unique_and_links_lead_somewhere(which: str, request: pytest.Fix
     ids = [attributes["id"] for _, attributes in found.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     targets = [a["href"] for tag, a in found.elements if tag == "a"]
-    assert len(targets) == 8
+    assert len(targets) > 100
     assert {str(target)[1:] for target in targets} <= set(ids)
     for _, attributes in found.elements:
         for reference in re.findall(r"url\(#([^)]+)\)", " ".join(str(value) for value in attributes.values())):
@@ -172,8 +175,8 @@ def test_every_chart_is_drawn_still_and_can_be_drawn_live(page: Page) -> None:
     figures = [a["data-chart"] for tag, a in page.elements if tag == "figure" and "data-chart" in a]
     specs = page.json("chart-specs")
     assert sorted(map(str, figures)) == sorted(specs)
-    assert len(figures) == 11
-    assert sum(tag == "svg" and "marks" in str(a.get("class")) for tag, a in page.elements) == 11
+    assert len(figures) == 13
+    assert sum(tag == "svg" and "marks" in str(a.get("class")) for tag, a in page.elements) == 13
     assert sum(tag == "svg" and a.get("class") == "stack" for tag, a in page.elements) == 3
     assert all(spec["width"] == "container" for spec in specs.values())
 
@@ -185,7 +188,7 @@ def test_the_records_are_inside_as_they_were(page: Page) -> None:
 def test_one_record_and_missing_kinds(tmp_path: Path) -> None:
     page = written([sample.quality("mamba2")], tmp_path)
     assert "2.243" in page.text
-    assert page.words.count("not measured") >= 9
+    assert page.words.count("not run") >= 9
     assert "1 recipe, 1 record." in page.text
 
 
@@ -210,7 +213,7 @@ def test_left_out_records_are_named(tmp_path: Path) -> None:
 def test_numbers_that_json_lacks(tmp_path: Path) -> None:
     page = written([{**sample.quality("mamba2"), "value": float("nan")}], tmp_path)
     assert page.json("records")[0]["value"] is None
-    assert "was not scored" in page.text
+    assert "has no held-out score (not finite)" in page.text
 
 
 def test_a_write_that_fails_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,3 +236,33 @@ def test_a_missing_extra_says_how_to_get_it(package: str, tmp_path: Path, monkey
     with pytest.raises(HybridTFError, match=r"pip install 'hybridtf\[report\]'"):
         write_report([sample.quality("mamba2")], tmp_path / "report.html")
     assert not list(tmp_path.iterdir())
+
+
+def test_every_number_of_every_table_leads_to_its_records(wide_page: Path) -> None:
+    text = wide_page.read_text(encoding="utf-8")
+    assert wide_page.stat().st_size < 6_000_000
+    cells = re.findall(r'<td data-label="[^"]*"(?: data-sort="[^"]*")? class="number([^"]*)"><span>(.*?)</span></td>', text)
+    assert len(cells) > 250
+    assert [inside for kind, inside in cells if not kind and not inside.startswith('<a href="#')] == []
+    words = [inside for kind, inside in cells if "missing" in kind]
+    assert [word for word in words if "not run" not in word and "not measured" not in word and "<a " not in word] == []
+    page = Page(text)
+    ids = {a["id"] for _, a in page.elements if "id" in a}
+    assert {str(a["href"])[1:] for tag, a in page.elements if tag == "a"} <= ids
+
+
+def test_a_record_is_one_fold_with_its_json_and_without_what_the_report_added() -> None:
+    record = sample.beyond("mamba2")
+    (entry,) = record_list(gather([record]), [record])
+    assert entry["words"] == "extrapolation, mamba2, mqar, seed 0"
+    assert json.loads(entry["text"])["by_length"] == record["by_length"]
+    assert json.loads(entry["text"])["kind"] == "extrapolation"
+    (long,) = record_list(gather([sample.train("mamba2")]), [sample.train("mamba2")])
+    assert "... 696 more ..." in json.loads(long["text"])["curve"]
+
+
+def test_two_records_have_two_names_and_one_record_always_the_same() -> None:
+    names = [sifting.named(record)[REF] for record in sample.wide_records()]
+    assert len(set(names)) == len(names)
+    assert names == [sifting.named(record)[REF] for record in sample.wide_records()]
+    assert all(re.fullmatch(r"[A-Za-z0-9-]+", name) for name in names)

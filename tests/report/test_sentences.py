@@ -1,5 +1,6 @@
 """Sentences say what the records say, and no more."""
 
+from hybridtf.report.differences import difference_tables
 from hybridtf.report.evidence import gather
 from hybridtf.report.sentences import sentences
 from tests.report import sample
@@ -13,7 +14,7 @@ def test_the_lowest_and_a_difference_that_is_one() -> None:
     text = said(sample.records())
     assert text["hybrid-3m1a"].startswith(
         "has the lowest held-out bits per byte, 2.131 (95 % interval 2.101 to 2.161), 1.3 below the bigram model's 3.39"
-        "; the difference from mamba2 (0.11 higher) is larger than the intervals"
+        "; the difference from mamba2 (0.11 higher) is larger than its interval"
     )
     assert "lowest" not in text["attention"]
     assert "at 16 times the trained length it gets worse (2.284 to 4.364)" in text["attention"]
@@ -26,7 +27,7 @@ def test_a_difference_within_the_intervals() -> None:
     close = sample.quality("attention", shift=-0.03)
     text = said([close, sample.quality("mamba2")])
     for label in ("attention", "mamba2"):
-        assert "smaller than the intervals, so the two cannot be told apart" in text[label]
+        assert "within its interval, so the two cannot be told apart" in text[label]
 
 
 def test_without_intervals_nothing_is_claimed() -> None:
@@ -60,6 +61,24 @@ def test_accuracy_is_better_the_higher() -> None:
     text = said([sample.recall("attention", 0.61), sample.recall("hybrid-3m1a", 0.98)])
     assert text["hybrid-3m1a"].startswith(
         "has the highest held-out accuracy, 0.980 (95 % interval 0.970 to 0.990), 0.91 above the 0.0729 of the trivial model "
-        "'own value'; the difference from attention (0.37 lower) is larger than the intervals"
+        "'own value'; the difference from attention (0.37 lower) is larger than its interval"
     )
-    assert "the difference from hybrid-3m1a (0.37 higher) is larger than the intervals" in text["attention"]
+    assert "the difference from hybrid-3m1a (0.37 higher) is larger than its interval" in text["attention"]
+
+
+def test_the_sentence_and_the_table_of_differences_say_the_same() -> None:
+    """Seeds that move together: the difference shows although the intervals of the two overlap."""
+    shifts = {0: -0.3, 1: 0.0, 2: 0.3}
+    records = [sample.quality(name, seed, shift) for name in ("attention", "mamba2") for seed, shift in shifts.items()]
+    evidence = gather([{**r, "value": r["value"] + 0.001 * r["seed"]} if r["recipe"] == "mamba2" else r for r in records])
+    (table,) = difference_tables(evidence)
+    assert table.rows[0]["verdict"] == "worse"
+    assert "is larger than its interval" in dict(sentences(evidence))["attention"]
+
+
+def test_a_seed_that_failed_leaves_no_mean() -> None:
+    records = [sample.quality("mamba2"), sample.train("mamba2"), sample.failed("mamba2", "NonFiniteError: nan", 1)]
+    text = said(records)["mamba2"]
+    assert "seed 1 ended early" in text
+    assert "has no held-out score (not finite in 1 of 2 seeds)" in text
+    assert "2.2" not in text

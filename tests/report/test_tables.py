@@ -9,6 +9,7 @@ from rich.console import Console
 from hybridtf.report import compare_table, numbers
 from hybridtf.report.detail_tables import extrapolation_table, memory_table, quality_table, speed_table
 from hybridtf.report.evidence import gather
+from hybridtf.report.fits_table import fits_table
 from tests.report import sample
 
 THIN = numbers.THIN
@@ -68,15 +69,15 @@ def test_terminal_table_fits(width: int) -> None:
         assert word in text, word
 
 
-def test_missing_is_not_measured_and_never_zero() -> None:
+def test_missing_is_not_run_and_never_zero() -> None:
     records = [r for r in sample.records() if not (r["recipe"] == "mamba2" and r["kind"] in ("speed", "model"))]
     table = compare_table(records)
     row = table.to_rows()[1]
     assert row["train_tokens_per_s"] is None
     assert row["state_bytes_1024"] is None
     assert row["train_tokens_per_s_seeds"] == 0
-    assert table.to_markdown().split("\n")[3].count("not measured") == 4
-    assert "measured" in printed(records, 120)
+    assert table.to_markdown().split("\n")[3].count("not run") == 4
+    assert "not\n" in printed(records, 120).replace(" ", "\n")
 
 
 def test_seeds_of_records_without_a_score() -> None:
@@ -84,9 +85,9 @@ def test_seeds_of_records_without_a_score() -> None:
     assert compare_table(records).to_rows()[0]["n_seeds"] == 2
 
 
-def test_columns_that_nobody_measured_are_named_below() -> None:
+def test_columns_that_nobody_ran_are_named_below() -> None:
     text = printed([sample.quality("mamba2")], 100)
-    assert "Not measured:" in text
+    assert "Not run:" in text
     assert "decode" in text
     assert "2.243" in text
 
@@ -135,10 +136,57 @@ def test_detail_tables() -> None:
     assert train["matrix_share"] == pytest.approx(100 * 11_930 * 6 * 6.29e6 / 9.1e10)
     assert (train["batch_size"], train["length"]) == (8, 512)
     memory = memory_table(evidence).to_rows()
+    assert memory[0]["rest"] is memory[0]["state_used"] is None
     assert memory[0]["longest"] == f"3,391 tokens in 2.00{THIN}GB"
     assert memory[1]["state"] == 0
     assert [row["n_documents"] for row in quality_table(evidence).to_rows()] == [25, 25, 25]
-    assert extrapolation_table(evidence).to_rows()[0]["bits_per_byte_8x"] == pytest.approx(2.284 + 3 * 0.52)
+    far = next(row for row in extrapolation_table(evidence).to_rows() if row["ratio"] == "8x")
+    assert far["bits_per_byte"] == pytest.approx(2.284 + 3 * 0.52)
+    assert (far["length"], far["trained_length"], far["result"]) == (8 * sample.TRAINED, sample.TRAINED, "ok")
+
+
+def test_refusal_12_every_way_to_have_no_number_keeps_its_word() -> None:
+    ended = ("out_of_memory", "timed_out", "non_finite")
+    records = []
+    for seed, result in enumerate(ended):
+        one = {**sample.memory("mamba2"), "recipe": result, "recipe_hash": str(seed), "seed": 0, "result": result}
+        records.append(one | dict.fromkeys(("weights", "gradients", "optimizer", "activations", "state", "peak")))
+    records.append({**sample.memory("mamba2"), "result": "ok"})
+    table = memory_table(gather(records))
+    assert [row["peak"] for row in table.to_rows()[:3]] == ["out of memory", "timed out", "non finite"]
+    assert table.to_rows()[3]["peak"] > 0
+    assert table.to_rows()[3]["rest"] is None  # not run
+    text = table.to_markdown()
+    for words in ("out of memory", "timed out", "non finite", "not measured"):
+        assert words in text
+
+
+def test_no_mean_hides_a_seed_that_failed() -> None:
+    seeds = [{**sample.memory("mamba2"), "seed": seed, "result": "ok"} for seed in range(3)]
+    seeds[1] |= {"result": "out_of_memory", "peak": None}
+    assert memory_table(gather(seeds)).to_rows()[0]["peak"] == "out of memory in 1 of 3 seeds"
+
+
+def fits_record(**more: object) -> dict[str, object]:
+    fails = {"length": 3440, "outcome": "out_of_memory", "error": "no"}
+    return sample.common(
+        "fits", "mamba2", phase="train", batch_size=8, limit_bytes=2_000_000_000, fits=3391, fails=fails, confirmed=True,
+        probes=[fails] * 11, **more,
+    )
+
+
+def test_lengths_that_were_tried() -> None:
+    row = fits_table(gather([fits_record()])).to_rows()[0]
+    assert (row["fits"], row["fails"], row["why"], row["confirmed"], row["trials"]) == (3391, 3440, "out of memory", "yes", 11)
+    nothing = {**fits_record(), "fits": None, "fails": {"length": 1, "outcome": "timed_out"}}
+    assert fits_table(gather([nothing])).to_rows()[0]["fits"] == "none: timed out"
+    most = {**fits_record(), "fails": None}
+    assert fits_table(gather([most])).to_rows()[0]["fails"] == "none tried"
+    with_memory = memory_table(gather([sample.memory("mamba2"), fits_record()])).to_rows()[0]
+    assert with_memory["longest"] == f"3,391 to 3,440 tokens in 2.00{THIN}GB (out of memory)"
+    predicted = sample.memory("mamba2")
+    predicted["longest"] |= {"predicted": True, "length": None}
+    assert memory_table(gather([predicted])).to_rows()[0]["longest"] == f"no length in 2.00{THIN}GB, predicted"
 
 
 @pytest.mark.parametrize(
@@ -178,3 +226,26 @@ def test_two_tasks_are_told_apart_and_the_common_one_is_compared() -> None:
     records = [sample.quality("attention"), sample.quality("mamba2"), sample.recall("attention", 0.61)]
     assert [row["bits_per_byte"] for row in compare_table(records).to_rows()] == [2.284, 2.243]
     assert [row["task"] for row in quality_table(gather(records)).to_rows()] == ["sotu", "mqar", "sotu"]
+
+
+def test_rows_beyond_the_trained_length_and_the_claim_they_bear_out() -> None:
+    def measured(task: str, n_rows: int) -> dict[str, object]:
+        entry = {"length": 256, "ratio": 4, "accuracy": 0.97, "interval": [0.95, 0.99], "n_rows": n_rows, "chance": 0.1}
+        entry["result"] = "ok"
+        failed = {**entry, "length": 512, "ratio": 8, "accuracy": None, "interval": None, "result": "out_of_memory"}
+        collapse = {"length": 512, "ratio": 8, "why": "of a reason"}
+        return sample.common(
+            "extrapolation", "mamba2", 0, protocol="rows", task=task, model_hash="ab", trained_length=64,
+            by_length=[entry, failed], grid=None, collapse=collapse, note=None,
+        )
+
+    table = extrapolation_table(gather([measured("mqar", 120), measured("needles", 200)]))
+    near, far = [row for row in table.to_rows() if row["task"] == "mqar"]
+    assert (near["trained_length"], near["length"], near["ratio"]) == (64, 256, "4x")
+    assert (near["accuracy"], near["chance"]) == (0.97, 0.1)
+    assert (far["accuracy"], far["result"]) == (None, "out of memory")
+    claim = "mamba2: answers at least 85.6 % right at 256 tokens, 4 times the trained length of 64, on mqar and needles"
+    assert any(note.startswith(claim) for note in table.notes)
+    assert "mamba2: collapsed at 512 tokens (8x the trained length): of a reason" in table.notes
+    few = extrapolation_table(gather([measured("mqar", 99), measured("needles", 200)]))
+    assert "fewer than 100 rows at 256 tokens, 4 times the trained length" in few.notes[-1]

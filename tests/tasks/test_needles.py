@@ -6,9 +6,10 @@ from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
+import torch
 
 from hybridtf.core import ConfigError, RecipeError, active
-from hybridtf.tasks import IGNORE, NeedlesConfig, VariableTrackingConfig
+from hybridtf.tasks import IGNORE, NeedlesConfig, Totals, VariableTrackingConfig
 from tests.tasks.rows import rows_of, whole
 
 
@@ -89,6 +90,31 @@ def test_the_needle_that_is_asked_for_lies_at_its_depth(depth, n_keys) -> None:
         assert np.mean(others) == pytest.approx(96, abs=12)  # the others lie anywhere
 
 
+def test_each_value_is_an_answer_of_its_own() -> None:
+    """Two keys of two values are asked for: four answers of three digits."""
+    size = {"length": 80, "n_keys": 3, "n_values": 2, "n_queries": 2, "n_rows": 20}
+    config = NeedlesConfig(n_key_ids=5, n_key=2, n_digits=3, train=[size], test=[size])
+    (batch,) = config.load().eval_batches(20, 80)
+    assert batch.per_row == 4
+    for targets, answers in zip(batch.targets.tolist(), batch.answers.tolist(), strict=True):
+        assert [a for t, a in zip(targets, answers, strict=True) if t != IGNORE] == [i for i in range(4) for _ in range(3)]
+    perfect = Totals(0.0, 240, 240, 0, 20, 10, 80, 60)
+    assert config.load().metrics(perfect)["answer_accuracy"] == 0.75
+
+
+@pytest.mark.parametrize("config", [NeedlesConfig, VariableTrackingConfig])
+def test_training_on_all_tokens_leaves_the_held_out_side_as_it_is(config) -> None:
+    sizes = {"train": [{"length": 60, "n_rows": 40}], "test": [{"length": 60, "n_rows": 20}]}
+    tasks = [config(train_on=what, **sizes).load() for what in ("answers", "all")]
+    one, batch = (next(task.train_batches(8, 60)) for task in tasks)
+    assert torch.equal(one.inputs, batch.inputs)
+    assert torch.equal(batch.targets[:, :-1], batch.inputs[:, 1:])
+    assert torch.equal(one.targets[:, -1], batch.targets[:, -1])
+    assert tasks[1].splits()[0].n_tokens == 40 * 60
+    (left,), (right,) = (task.eval_batches(20, 60) for task in tasks)
+    assert torch.equal(left.targets, right.targets)
+
+
 def test_needles_may_leave_no_filler_between_them() -> None:
     """A haystack of needles: ten keys of two tokens and their digits, and one token to spare."""
     size = {"length": 34, "n_keys": 10, "n_rows": 100}
@@ -163,7 +189,31 @@ def test_variables_are_followed(ask, n_chains, n_hops) -> None:
     assert len(turns) >= (3 if n_chains > 1 and n_hops else 1)
 
 
+@pytest.mark.parametrize(("n_chains", "n_hops", "n_asked"), [(2, 1, 4), (2, 2, 3), (1, 3, 2)])
+def test_several_variables_are_asked_for(n_chains, n_hops, n_asked) -> None:
+    counts = {"n_chains": n_chains, "n_hops": n_hops, "n_asked": n_asked}
+    sizes = {"train": [{"length": 60, "n_rows": 200, **counts}], "test": [{"length": 90, "n_rows": 60, **counts}]}
+    orders = set()
+    for inputs, targets in rows_of(VariableTrackingConfig(vocab_size=40, n_variables=13, n_values=6, **sizes).load()):
+        tokens, _ = whole(inputs, targets)
+        end, value_of, names = tokens.index(1), {}, []
+        for i in (i for i in range(end) if tokens[i] == 0):
+            names.append(tokens[i - 1])
+            value_of[tokens[i - 1]] = value_of.get(tokens[i + 1], tokens[i + 1])
+        asked = tokens[end + 1 :: 2]
+        assert tokens[end + 2 :: 2] == [value_of[name] for name in asked]
+        assert targets[end + 1 :: 2] == tokens[end + 2 :: 2]
+        assert targets[end::2] == [IGNORE] * n_asked
+        assert len(set(asked)) == len(asked) == n_asked
+        chain = [name for name in names if value_of[name] == value_of[asked[0]]]
+        assert chain[-1] == asked[0]  # the first is the last of its chain
+        orders.add(tuple(names.index(name) for name in asked))
+    assert len(orders) >= 2 * n_asked - 1
+
+
 @pytest.mark.parametrize(("options", "match"), [
+    ({"train": [{"length": 96, "n_rows": 5, "n_asked": 5}]}, "the row has 4 variables"),
+    ({"ask": "variables", "train": [{"length": 96, "n_rows": 5, "n_asked": 2}]}, "asks once"),
     ({"train": [{"length": 13, "n_rows": 5}]}, "take 14"),
     ({"train": [{"length": 96, "n_rows": 5, "n_hops": 10}]}, "need 22 variables and 2 values; there are 20 and 10"),
     ({"train": [{"length": 96, "n_rows": 5, "n_chains": 11, "n_hops": 0}]}, "there are 20 and 10"),

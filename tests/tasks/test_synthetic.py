@@ -106,3 +106,28 @@ def test_the_task_is_named_by_its_config_and_says_its_sizes() -> None:
     ]
     with pytest.raises(ValueError, match="train lists no size"):
         Bits(train=())
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_three_sides_never_meet_and_leave_nothing_out(cut: bool) -> None:
+    task = Bits(cut=cut, validation=True).load()
+    trained = contents(task.train_batches(20, 6), 200)
+    held_out, third = contents(task.eval_batches(20, 6), 100), contents(task.validation().eval_batches(20, 6), 100)
+    assert trained.isdisjoint(held_out)
+    assert trained.isdisjoint(third)
+    assert third.isdisjoint(held_out)
+    assert len(third) > 7
+    if not cut:
+        assert len({row for row in trained | held_out | third if len(row) == 6}) == 64
+
+
+def test_a_third_side_leaves_the_others_as_they_are() -> None:
+    plain, third = Bits().load(), Bits(validation=True).load()
+    for left, right in zip(plain.eval_batches(20, 6), third.eval_batches(20, 6), strict=True):
+        assert torch.equal(left.inputs, right.inputs)
+    assert [b.inputs.tolist() for b in third.validation().eval_batches(20, 6)] != [
+        b.inputs.tolist() for b in third.eval_batches(20, 6)
+    ]
+    assert "validation" not in Bits().to_dict()  # recipes and streams without it are what they were
+    with pytest.raises(ConfigError, match=r"keeps no third side .*task.validation = true"):
+        plain.validation()

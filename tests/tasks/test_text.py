@@ -200,3 +200,18 @@ def test_speeches_are_read_without_importing_optional_packages() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+def test_a_third_side_is_cut_from_the_training_side_alone(folder: Path, task: TextTask) -> None:
+    config = TextConfig(source=str(folder), held_out=0.3, validation=True)
+    three = config.load(0)
+    assert texts(three, "held_out") == texts(task, "held_out")
+    third = three.validation()
+    chosen = set(texts(third, "held_out"))
+    assert chosen
+    assert chosen | set(texts(three, "train")) == set(texts(task, "train"))
+    assert chosen.isdisjoint(texts(three, "train"))
+    assert texts(config.load(7).validation(), "held_out") == texts(third, "held_out")
+    assert third.baselines() != three.baselines()
+    with pytest.raises(ConfigError, match=r"keeps no third side"):
+        task.validation()

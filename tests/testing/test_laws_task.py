@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import pytest
@@ -27,7 +28,12 @@ class BrokenTask(SyntheticTask):
             return type(batch)(batch.inputs + 8, batch.targets, None, batch.n_tokens)
         if self.fault == "dtype":
             return type(batch)(batch.inputs.int(), batch.targets, None, batch.n_tokens)
-        return batch
+        evidence = {
+            "evidence elsewhere": torch.where(batch.evidence >= 0, batch.evidence - 1, batch.evidence),
+            "evidence to come": torch.where(batch.evidence >= 0, batch.inputs.shape[1] - 1, batch.evidence),
+            "evidence of nothing": batch.evidence.clamp(min=0), "evidence dtype": batch.evidence.int(),
+        }
+        return replace(batch, evidence=evidence.get(self.fault, batch.evidence))
 
     def eval_batches(self, batch_size: int, seq_len: int, *, rank: int = 0, world_size: int = 1):
         if self.fault == "leak":
@@ -74,6 +80,10 @@ class BrokenTaskConfig(TaskConfig):
         ("count", "rows", "says n_tokens ="),
         ("vocabulary", "rows", "outside the vocabulary of 16"),
         ("dtype", "rows", "must be int64"),
+        ("evidence elsewhere", "rows", "not where the row shows the token"),
+        ("evidence to come", "rows", "lies behind the question"),
+        ("evidence of nothing", "rows", "evidence for targets that are not scored"),
+        ("evidence dtype", "rows", "evidence must be int64"),
         ("forgets", "resume", "does not give the same batches"),
         ("takes anything", "resume", "must be refused with CheckpointError"),
         ("seeded", "held_out", "changes with the seed"),

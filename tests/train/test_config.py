@@ -81,6 +81,7 @@ def test_round_trip_with_every_option_away_from_its_default(tmp_path):
         log_every=3, eval_every=4, eval_tokens=9, eval_context="document", save_every=11, keep_checkpoints=5,
         optimizer="muon", muon={"lr": 0.02, "scale": "original", "ns_coefficients": [3.0, -3.2, 1.2]}, max_shard_bytes=9,
         ema_decay=0.9, ema_every=3, eval_ema=True, stats_every=7, sinks=["wandb", "trackio"],
+        stop_at=0.5, stop_every=3,
     )
     default = TrainConfig(epochs=1)
     same = {name for name in TrainConfig.model_fields if getattr(config, name) == getattr(default, name)}
@@ -112,6 +113,7 @@ def test_the_schema_has_every_option():
     ({"muon": {"lr": 0.1}}, "muon gives options of Muon, and optimizer is 'adamw'"),
     ({"optimizer": "muon", "muon": {"momentun": 0.9}}, "Did you mean 'momentum'"),
     ({"optimizer": "muon", "muon": {"momentum": 1.0}}, "muon.momentum"),
+    ({"stop_every": 10}, "give stop_at"), ({"stop_at": float("nan")}, "stop_at"),
     ({"eval_ema": True}, "give ema_decay"), ({"ema_every": 2}, "give ema_decay"), ({"ema_decay": 1.0}, "ema_decay"),
     ({"sinks": ["wandb", "wandb"]}, "names one twice"), ({"sinks": ["mlflow"]}, "tensorboard"),
 ])

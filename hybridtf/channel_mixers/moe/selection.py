@@ -32,6 +32,10 @@ class SelectionBias(nn.Module):
     def param_specs(self) -> dict[str, ParamSpec]:
         return {"bias": ParamSpec("bias", init.constant(0.0))}
 
+    def steering(self) -> tuple[nn.Parameter, ...]:
+        """What no gradient trains, and published counts of parameters leave out."""
+        return (self.bias,)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SelectionBias:
         bias = self.bias.detach()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -50,12 +50,16 @@ class Case:
     experts: Literal["halves", "interleaved"] = "halves"
     """How experts are stored: (e out in) with gate before up, or (e in out) with gate and up in turn."""
     head: dict[str, Any] = field(default_factory=dict)
+    split: Callable[[str, Tensor], dict[str, Tensor]] | None = None
+    """One of their tensors as several, under their names, before they are renamed."""
+    whole: LanguageModelConfig | None = None
+    """Our config, in place of ``ours``."""
 
     def head_table(self) -> dict[str, Any]:
         return {"type": "lm_head", "tied": self.config.tie_word_embeddings, **self.head}
 
     def language_model(self) -> LanguageModelConfig:
-        return LanguageModelConfig(vocab_size=VOCAB, d_model=D_MODEL, head=self.head_table(), **self.ours)
+        return self.whole or LanguageModelConfig(vocab_size=VOCAB, d_model=D_MODEL, head=self.head_table(), **self.ours)
 
     def build(self, config: LanguageModelConfig | None = None, dtype: torch.dtype = torch.float64) -> LanguageModel:
         """The model of this case, or of another config."""
@@ -65,7 +69,8 @@ class Case:
     def translated(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors (weights, or their gradients) under our names and in our layout."""
         ours: dict[str, Tensor] = {}
-        for name, value in tensors.items():
+        split = self.split or (lambda name, value: {name: value})
+        for name, value in (part for item in tensors.items() for part in split(*item).items()):
             for pattern, new in self.rules:
                 name = re.sub(pattern, new, name)
             ours.update(self._spread(name, value))

@@ -44,9 +44,10 @@ def logits_of(model: nn.Module, ids: Tensor) -> Tensor:
 
 @torch.no_grad()
 def redraw(model: nn.Module, *, unit_offset: bool) -> None:
-    """No parameter is left at 0 or 1, so that a forgotten term shows."""
+    """No parameter is left at 0 or 1, so that a forgotten term shows. Buffers are constants but for the selection bias."""
     generator = torch.Generator().manual_seed(7)
-    for name, p in canonical_tensors(model).items():
+    drawn = {name: p for name, p in canonical_tensors(model).items() if isinstance(p, nn.Parameter) or "correction" in name}
+    for name, p in drawn.items():
         p.copy_(_draw(name, p, generator, -0.45 if unit_offset else 0.55))
 
 

@@ -1,0 +1,141 @@
+"""No speed of a wrong kernel: what a model chose is held against the reference, on the very calls that are timed."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hybridtf.bench.kernel_calls import Call, Cut, cut_of, mapped, tensors
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 1e-2}
+"""How far results and gradients may be from the reference in float64: root mean squares, relative."""
+
+LEAST = 1e-2
+"""What is smaller than this share of the largest result (or gradient) of a call is held to that share: rounding is all there is
+to a gradient that should be zero."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Whether one call of a kernel is right. ``on``: what part was compared; ``why``: what is wrong, None where nothing is."""
+
+    call: Call
+    on: str
+    error: float | None
+    tolerance: float
+    why: str | None
+
+    @property
+    def words(self) -> str:
+        """One line on what is wrong."""
+        return f"kernel {self.call.kernel!r} of {self.call.op} in {self.call.phase}: {self.why}"
+
+
+def to_records(checks: Sequence[Check]) -> list[dict[str, Any]]:
+    """The record's field ``checks``: of each kernel and phase the worst of its calls, and how many there were."""
+    groups: dict[tuple[str, str, str], list[Check]] = {}
+    for check in checks:
+        groups.setdefault((check.call.op, check.call.kernel, check.call.phase), []).append(check)
+    return [_of_group(group) for group in groups.values()]
+
+
+def _of_group(group: Sequence[Check]) -> dict[str, Any]:
+    worst = max(group, key=lambda check: (check.why is not None, check.error or 0.0))
+    call = worst.call
+    return {
+        "op": call.op, "kernel": call.kernel, "phase": call.phase, "dtype": str(call.dtype).removeprefix("torch."),
+        "calls": len(group), "shapes": call.shapes, "against": "reference in float64", "on": worst.on, "error": worst.error,
+        "tolerance": worst.tolerance, "passed": worst.why is None, "why": worst.why,
+    }
+
+
+def check_calls(
+    calls: Sequence[Call], device: torch.device, autocast: torch.dtype | None = None
+) -> list[Check]:
+    """A check of every call; none raises. ``autocast``: what the calls were made under."""
+    return [check_call(call, device, autocast) for call in calls]
+
+
+def check_call(call: Call, device: torch.device, autocast: torch.dtype | None = None) -> Check:
+    """The kernel on the whole call against the reference in float64 on as much of it as that can do in little time: results,
+    and in training the gradients of every argument. Dropout, which is random, is left out."""
+    tolerance, on = TOLERANCE[call.dtype], "nothing"
+    # The border to other people's code: whatever a kernel raises is what is wrong with it.
+    try:
+        with torch.set_grad_enabled(call.phase == "train"):
+            given, exact = arguments_of(call, device), arguments_of(call, device, torch.float64)
+            with _autocast(device, autocast):
+                out = call.call(call.function, given)
+            cut = cut_of(call, out)
+            on = cut.words
+            with _autocast(device, None):
+                want = call.call(call.reference, cut.arguments(exact))
+            error, why = _compare(call, cut, (given, out), (exact, want), tolerance)
+    except Exception as error_raised:
+        return Check(call, on, None, tolerance, f"it could not be checked: {type(error_raised).__name__}: {error_raised}")
+    return Check(call, on, error, tolerance, why)
+
+
+def _autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[object]:
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
+
+
+def arguments_of(call: Call, device: torch.device, dtype: torch.dtype | None = None) -> dict[str, Any]:
+    """The arguments on the device, floating ones in ``dtype`` (None: as they were), watched by autograd in training."""
+    def ready(x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            return x.to(device, copy=True)
+        return x.to(device, dtype=dtype or x.dtype, copy=True).requires_grad_(torch.is_grad_enabled())
+
+    arguments: dict[str, Any] = mapped(call.arguments, ready)
+    return arguments | ({"dropout_p": 0.0} if "dropout_p" in arguments else {})
+
+
+def _compare(
+    call: Call, cut: Cut, ours: tuple[dict[str, Any], Any], theirs: tuple[dict[str, Any], Any], tolerance: float
+) -> tuple[float | None, str | None]:
+    """The largest error, None where there is none to tell, and what is wrong."""
+    got, want = cut.results(ours[1]), cut.comparable(theirs[1])
+    shapes = [[tuple(x.shape) for x in results] for results in (got, want)]
+    if shapes[0] != shapes[1]:
+        return None, f"results of the shapes {shapes[0]}, expected {shapes[1]}"
+    error, why = _worst("results", got, want, tolerance)
+    if why is None and call.phase == "train":
+        gradient_error, why = _worst("gradients", _gradients(got, ours[0]), _gradients(want, theirs[0]), tolerance)
+        error = max(error or 0.0, gradient_error) if gradient_error is not None else None
+    return error, why
+
+
+def _gradients(results: Sequence[Tensor], arguments: dict[str, Any]) -> list[Tensor]:
+    """Of a weighted sum of the results, for every argument of floating point."""
+    given, seen = tensors(arguments), [x for x in results if x.requires_grad]
+    if not seen or not given:
+        return [torch.zeros_like(x) for x in given]
+    weights = [torch.randn(x.shape, generator=torch.Generator().manual_seed(i)).to(x) for i, x in enumerate(seen)]
+    return list(torch.autograd.grad(seen, given, weights, allow_unused=True, materialize_grads=True))
+
+
+def _worst(
+    what: str, got: Sequence[Tensor], want: Sequence[Tensor], tolerance: float
+) -> tuple[float | None, str | None]:
+    """The largest error, None where it is no number, and what is wrong."""
+    sizes = [float(x.detach().double().square().mean().sqrt()) if x.numel() else 0.0 for x in want]
+    least = LEAST * max(sizes, default=0.0)
+    worst = 0.0
+    for ours, theirs, size in zip(got, want, sizes, strict=True):
+        if not ours.numel():
+            continue
+        wrong = float((ours.detach().double() - theirs.detach()).square().mean().sqrt())
+        error = wrong / max(size, least) if max(size, least) > 0 else wrong
+        if not error <= tolerance:  # true for NaN
+            return (error if math.isfinite(error) else None), (
+                f"{what} are wrong by {error:.1e} of their size; at most {tolerance:.0e} is rounding"
+            )
+        worst = max(worst, error)
+    return worst, None
