@@ -66,6 +66,7 @@ def _row(tracer: Tracer, length: int, batch_size: int, device: Device) -> dict[s
     footprint = {name: size for name, size in vars(traced.footprint).items() if name != "reserved"}
     return {
         "flops": {name: None if part.unknown else part.flops for name, part in work.items()},
+        "useful_flops": {name: None if part.unknown else part.useful for name, part in work.items()},
         "by_op": {name: part.flops_by_op() for name, part in work.items()}, "unknown": unknown,
         "bytes": footprint, "seconds": time.seconds, "bound": time.bound,
         "fits": traced.footprint.peak <= device.memory, "largest_batch": _largest_batch(traced.footprint, batch_size, device),
