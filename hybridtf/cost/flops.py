@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.flop_counter import flop_registry
 
+from hybridtf.core import ConfigError
 from hybridtf.cost.live_bytes import ASKS_DEVICE
 from hybridtf.ops.flop_formulas import USEFUL
 
@@ -47,10 +48,14 @@ Key = tuple[str, str]
 
 
 def count_flops(fn: Callable[[], object]) -> int:
-    """Operations of all that ``fn`` runs, backward included."""
+    """Operations of all that ``fn`` runs, backward included. Raises :class:`ConfigError` where an operator has no formula: a
+    sum without it would be no count."""
     counter = CountWork()
     with counter:
         fn()
+    unknown = sorted(set().union(*(part.unknown for part in counter.parts.values())))
+    if unknown:
+        raise ConfigError(f"its operations are unknown: no formula of {', '.join(unknown)}")
     return sum(part.flops for part in counter.parts.values())
 
 
