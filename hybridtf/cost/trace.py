@@ -4,7 +4,7 @@ The work of a chunked form grows with its chunks, and so does the time of tracin
 are traced that leave the same rest by :data:`PERIOD`, all longer than anything that the model's options count (windows,
 blocks, chunks). Where a polynomial of degree two through three of them gives the fourth for every operator, to the operation,
 it gives any later length. Where it gives what was asked of an operator, but not the tiles that it computes, what these are
-more grows on as it did over the four. Else the length itself is traced.
+more grows on as it did over the last three. Else the length itself is traced.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _work_at(step: int, seen: list[Work]) -> Work | None:
             later = polynomial(flops, step)
         elif key in found.asked:
             more = [a - b for a, b in zip(flops, asked, strict=True)]
-            later = found.asked[key] + max(more[3] + (step - 3) * (more[3] - more[0]) // 3, 0)
+            later = found.asked[key] + max(more[3] + (step - 3) * (more[3] - more[1]) // 2, 0)
         else:
             return None
         found.by_op[key] = (later, polynomial(moved, step))
