@@ -121,7 +121,8 @@ def test_a_state_update_is_counted_forward_and_backward(name: str) -> None:
         counter.part = "backward"
         y.sum().backward()
     updates = {
-        part: sum(n for op, n in work.flops_by_op().items() if op.startswith("hybridtf.")) for part, work in counter.parts.items()
+        part: sum(n for op, n in work.flops_by_op().items() if op.startswith("hybridtf."))
+        for part, work in counter.parts.items()
     }
     assert updates["forward"] > 0
     assert 1.5 < updates["backward"] / updates["forward"] < 6
