@@ -31,6 +31,8 @@ from hybridtf.cost.foreign import adapted
 from hybridtf.recipe import Recipe
 from hybridtf.tasks import Task
 from hybridtf.train import build_optimizer, load_run, train_config
+from hybridtf.train.config import CheckpointLayers
+from hybridtf.train.recompute import set_checkpointed
 
 ModelFactory: TypeAlias = Callable[[Task], nn.Module]
 """A function from task to model: the door for foreign models. It reads ``task.vocab_size`` and what else it needs."""
@@ -85,13 +87,13 @@ class Subject:
             d_model=getattr(config, "d_model", 0), device=torch.device(device), param_dtype=dtype, compute_dtype=autocast,
             seed=seed,
         )
-        optimizer = None
+        optimizer, build = None, functools.partial(config.build, ctx)
         if recipe.train is not None:  # with every option written out: defaults left to the file are the same recipe
             train = train_config(recipe)
+            build = functools.partial(_checkpointed, build, train.checkpoint_layers)
             recipe = recipe.model_copy(update={"train": train})
             optimizer = functools.partial(build_optimizer, config=train) if train.optimizer != "adamw" else None
         pattern = " | ".join(stack.pattern for stack in config.stacks())
-        build = functools.partial(config.build, ctx)
         return cls(name, build, config.vocab_size, recipe.to_dict(), pattern, seed, autocast, optimizer)
 
     @classmethod
@@ -166,6 +168,13 @@ def recipe_hash(recipe: Mapping[str, Any]) -> str:
         content["train"] = {name: value for name, value in content["train"].items() if name != "seed"}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _checkpointed(build: Callable[[], nn.Module], layers: CheckpointLayers) -> nn.Module:
+    """The model as its training runs it: what is computed again takes no memory in between, and more operations."""
+    model = build()
+    set_checkpointed(model, layers)
+    return model
 
 
 def kernels_by_op(model: nn.Module, dtype: torch.dtype | None = None) -> dict[str, dict[str, str]]:

@@ -1,8 +1,8 @@
 """The work of a call: operations and bytes moved, by operator, from the shapes that its operators are called on.
 
 Operations are those of matrix products, convolutions, transforms, attention and scans, by the formulas that torch and the ops
-register; a multiplication and an addition count as two, elementwise work counts as none. Attention in one kernel counts as if
-every query saw every key, as is usual: for causal rows that is up to twice what is computed.
+register; a multiplication and an addition count as two, elementwise work counts as none but in a scan, which is made of it.
+Counted is what is computed: the tiles that a causal or sparse rule does not spare too. ``useful`` is what was asked for.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.flop_counter import flop_registry
 
-import hybridtf.ops  # noqa: F401 - it registers the formulas
+from hybridtf.core import ConfigError
+from hybridtf.cost.live_bytes import ASKS_DEVICE
+from hybridtf.ops.flop_formulas import USEFUL
 
 KNOWN = ("aten", "prim", "prims", "profiler")
 """Namespaces whose operators without a formula are elementwise, views, sums or copies, but for those of :data:`HEAVY`."""
@@ -46,24 +48,35 @@ Key = tuple[str, str]
 
 
 def count_flops(fn: Callable[[], object]) -> int:
-    """Operations of all that ``fn`` runs, backward included."""
+    """Operations of all that ``fn`` runs, backward included. Raises :class:`ConfigError` where an operator has no formula: a
+    sum without it would be no count."""
     counter = CountWork()
     with counter:
         fn()
+    unknown = sorted(set().union(*(part.unknown for part in counter.parts.values())))
+    if unknown:
+        raise ConfigError(f"its operations are unknown: no formula of {', '.join(unknown)}")
     return sum(part.flops for part in counter.parts.values())
 
 
 @dataclass
 class Work:
-    """``by_op``: operations and bytes moved by (operator, dtype); ``unknown``: operators that no formula is known of."""
+    """``by_op``: operations and bytes moved by (operator, dtype); ``unknown``: operators that no formula is known of;
+    ``asked``: of operators that compute more than was asked for, the operations that were."""
 
     by_op: dict[Key, tuple[int, int]] = field(default_factory=dict)
     unknown: set[str] = field(default_factory=set)
+    asked: dict[Key, int] = field(default_factory=dict)
 
     @property
     def flops(self) -> int:
         """Operations of all operators that are known."""
         return sum(flops for flops, _ in self.by_op.values())
+
+    @property
+    def useful(self) -> int:
+        """Operations that were asked for: without those on masked pairs, and a recurrence as it is written."""
+        return sum(self.asked.get(key, flops) for key, (flops, _) in self.by_op.items())
 
     def flops_by_op(self) -> dict[str, int]:
         """Operations by operator, the largest first, without those that have none."""
@@ -84,6 +97,8 @@ class CountWork(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func is ASKS_DEVICE:
+            return func(*args)
         kwargs = dict(kwargs or {})
         packet = func._overloadpacket
         if packet not in flop_registry and func.namespace == "aten":
@@ -94,9 +109,11 @@ class CountWork(TorchDispatchMode):
         out = func(*args, **kwargs)
         work = self.parts.setdefault(self.part, Work())
         name = f"{func.namespace}.{packet.__name__}"
-        flops = 0
+        flops, useful = 0, None
         if packet in flop_registry:
-            flops = int(flop_registry[packet](*args, **kwargs, out_val=out))
+            with _disable_current_modes():  # what a formula tries out on shapes is no work, and takes no memory
+                flops = int(flop_registry[packet](*args, **kwargs, out_val=out))
+                useful = int(USEFUL[packet](*args, **kwargs)) if packet in USEFUL else None
         elif func.namespace not in KNOWN or (packet.__name__.startswith(HEAVY) and packet.__name__ not in LIGHT):
             work.unknown.add(name)
         moved = _moved(func, packet.__name__, (args, kwargs), out)
@@ -104,6 +121,8 @@ class CountWork(TorchDispatchMode):
             key = (name, _dtype((args, kwargs), out))
             before = work.by_op.get(key, (0, 0))
             work.by_op[key] = (before[0] + flops, before[1] + moved)
+            if useful is not None:
+                work.asked[key] = work.asked.get(key, 0) + useful
         return out
 
 

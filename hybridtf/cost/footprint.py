@@ -46,10 +46,13 @@ class Predictor:
         with self._world.enter():
             self.model = self._world.adopt(planned.build())
             self._optimizer = _warm_optimizer(planned, self.model) if phase == "train" else None
+        gc.collect()
+        self._lasting = self._world.live.now
 
     def at(self, length: int, batch_size: int, counter: CountWork | None = None) -> Footprint:
         """The footprint; ``counter`` is told of the work."""
-        gc.collect()
+        if self._world.live.now > self._lasting:  # a cycle holds what the last run left; a collection takes as long as a run
+            gc.collect()
         sizes = (self._planned.vocab_size, batch_size, length, self._planned.autocast)
         with self._world.enter() as live:
             step: Step

@@ -66,6 +66,7 @@ def _row(tracer: Tracer, length: int, batch_size: int, device: Device) -> dict[s
     footprint = {name: size for name, size in vars(traced.footprint).items() if name != "reserved"}
     return {
         "flops": {name: None if part.unknown else part.flops for name, part in work.items()},
+        "useful_flops": {name: None if part.unknown else part.useful for name, part in work.items()},
         "by_op": {name: part.flops_by_op() for name, part in work.items()}, "unknown": unknown,
         "bytes": footprint, "seconds": time.seconds, "bound": time.bound,
         "fits": traced.footprint.peak <= device.memory, "largest_batch": _largest_batch(traced.footprint, batch_size, device),
@@ -114,10 +115,9 @@ def crossover(tracer: Tracer, model: nn.Module, sibling: Planned) -> Mapping[str
 
 def _first_below(cost: Callable[[int, int], int | None]) -> int | None:
     found = None
-    for power in range(6, 21):
+    for power in range(20, 5, -1):  # from the longest, since short ones have to be traced each
         ours, theirs = cost(0, 1 << power), cost(1, 1 << power)
-        if ours is None or theirs is None:
-            return None
-        below = ours < theirs
-        found = (found or 1 << power) if below else None
+        if ours is None or theirs is None or ours >= theirs:
+            break
+        found = 1 << power
     return found

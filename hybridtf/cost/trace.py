@@ -3,7 +3,8 @@
 The work of a chunked form grows with its chunks, and so does the time of tracing it. Beyond :data:`TRACED` tokens four lengths
 are traced that leave the same rest by :data:`PERIOD`, all longer than anything that the model's options count (windows,
 blocks, chunks). Where a polynomial of degree two through three of them gives the fourth for every operator, to the operation,
-it gives any later length; else the length itself is traced.
+it gives any later length. Where it gives what was asked of an operator, but not the tiles that it computes, what these are
+more grows on as it did over the last three. Else the length itself is traced.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ LONGEST_BASE = 1 << 14
 class Traced:
     """What a phase does: ``work`` by part (``forward``, ``backward``, ``update``), and ``footprint``.
 
-    ``exact``: traced at this very length; else carried on, the operations exactly and the peak by its growth.
+    ``exact``: traced at this very length; else carried on: operations exactly but for masked pairs, the peak by its growth.
     """
 
     work: Mapping[str, Work]
@@ -85,9 +86,17 @@ def _work_at(step: int, seen: list[Work]) -> Work | None:
     keys: set[Key] = set().union(*(work.by_op for work in seen))
     for key in keys:
         flops, moved = ([work.by_op.get(key, (0, 0))[i] for work in seen] for i in (0, 1))
-        if polynomial(flops, 3) != flops[3]:
+        asked = [work.asked[key] for work in seen if key in work.asked]
+        if len(asked) == len(seen) and polynomial(asked, 3) == asked[3]:
+            found.asked[key] = polynomial(asked, step)
+        if polynomial(flops, 3) == flops[3]:
+            later = polynomial(flops, step)
+        elif key in found.asked:
+            more = [a - b for a, b in zip(flops, asked, strict=True)]
+            later = found.asked[key] + max(more[3] + (step - 3) * (more[3] - more[1]) // 2, 0)
+        else:
             return None
-        found.by_op[key] = (polynomial(flops, step), polynomial(moved, step))
+        found.by_op[key] = (later, polynomial(moved, step))
     return found
 
 

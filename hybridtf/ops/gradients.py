@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
 from hybridtf.core.errors import KernelError
+from hybridtf.ops.flop_formulas import CountElements
 
 
 def first_order(gradients: Callable[..., tuple[Tensor, ...]], op: str, kernel: str) -> type[torch.autograd.Function]:
@@ -88,17 +89,40 @@ def autograd_inside() -> Iterator[None]:
         yield
 
 
-def count_flops(name: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
-    """Tell torch's counter of operations what happens inside, by doing it on tensors without data."""
+def count_flops(
+    name: str, forward: Callable[..., Any], backward: Callable[..., Any], *, elementwise: bool = False
+) -> None:
+    """Tell torch's counter of operations what happens inside, by doing it on tensors without data; ``elementwise``: with the
+    sums, products and exponentials of an op that has no other work."""
     for operator, run in ((name, forward), (f"{name}_backward", backward)):
+        register_flop_formula(getattr(torch.ops.hybridtf, operator), get_raw=True)(_counted(run, elementwise))
 
-        def count(*inputs: Any, run: Callable[..., Any] = run, out_val: Any = None, **more: Any) -> int:
+
+def _counted(run: Callable[..., Any], elementwise: bool) -> Callable[..., int]:
+    known: dict[Any, int] = {}  # layers that are alike, and steps of one length, are counted once
+
+    def count(*inputs: Any, out_val: Any = None, **more: Any) -> int:
+        key = _key(inputs)
+        if key not in known:
             given = [_shape_only(x) for x in inputs]
-            with FlopCounterMode(display=False) as counter:
-                run(*given)
-            return int(counter.get_total_flops())
+            if elementwise:
+                with CountElements() as elements:
+                    run(*given)
+                known[key] = elements.flops
+            else:
+                with FlopCounterMode(display=False) as counter:
+                    run(*given)
+                known[key] = int(counter.get_total_flops())
+        return known[key]
 
-        register_flop_formula(getattr(torch.ops.hybridtf, operator), get_raw=True)(count)
+    return count
+
+
+def _key(x: Any) -> Any:
+    """All that :func:`_shape_only` leaves of ``x``, to be looked up by."""
+    if isinstance(x, Tensor):
+        return tuple(x.shape), x.dtype
+    return tuple(_key(item) for item in x) if isinstance(x, list | tuple) else (type(x), x)
 
 
 def _shape_only(x: Any) -> Any:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from hybridtf.core.segments import Segments
+from hybridtf.ops.flop_formulas import register_useful
 from hybridtf.ops.gradients import count_flops, first_order
 
 States: TypeAlias = tuple[Tensor, ...]
@@ -112,6 +113,7 @@ def passes_op(
     options: Mapping[str, type] = MappingProxyType({"chunk_size": int}),
     like: Callable[[Call], tuple[Sequence[int], torch.dtype]], count: Callable[[Call], int] | None = None,
     unread: Sequence[str] = (), flops: tuple[FlopFormula, FlopFormula] | None = None,
+    useful: tuple[FlopFormula, FlopFormula] | None = None,
 ) -> PassesOp:
     """The op ``name`` (of which the operators are ``hybridtf::name`` and ``hybridtf::name_backward``).
 
@@ -122,7 +124,8 @@ def passes_op(
     ``timed``, ``fixed``: names of tensors, with a ``?`` where one may be None. ``options``: names and types (int, float, bool).
     ``like``: shape and dtype of y, which may meet a compiler's symbols, as ``count`` may. ``unread``: names of tensors that
     the backward knows by shape and dtype alone: they are not kept. ``flops``: formulas of both passes over the shapes of
-    their arguments; None: counted by running them on tensors without data.
+    their arguments; None: counted by running them on tensors without data. ``useful``: the same of what is asked for, of an op
+    whose work is elementwise: that work then counts.
     """
     form = _Form(tuple(timed), tuple(fixed), options, like, count, tuple(unread))
     passes = form.over_arguments(forward, backward)
@@ -130,10 +133,11 @@ def passes_op(
     # The operators themselves, which a compiler knows, and not the objects that defined them.
     forward_op, backward_op = (getattr(torch.ops.hybridtf, n) for n in (name, f"{name}_backward"))
     if flops is None:
-        count_flops(name, *passes)
-    else:
-        for operator, formula in zip((forward_op, backward_op), flops, strict=True):
-            register_flop_formula(operator)(formula)
+        count_flops(name, *passes, elementwise=useful is not None)
+    for operator, formula in zip((forward_op, backward_op), flops or (), strict=False):
+        register_flop_formula(operator)(formula)
+    for operator, formula in zip((forward_op, backward_op), useful or (), strict=False):
+        register_useful(operator, formula)
     function = _function(name, form, forward_op.default, backward_op.default)
     return PassesOp(forward_op.default, backward_op.default, function, passes)
 

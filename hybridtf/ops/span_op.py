@@ -42,9 +42,10 @@ def span_op(
     options: Mapping[str, type] = MappingProxyType({"chunk_size": int}), length: Callable[[Call], int],
     like: Callable[[Call], tuple[Sequence[int], torch.dtype]], chunk: Callable[[Call], int] | None = None,
     backward: SpanBackward | None = None, flops: tuple[FlopFormula, FlopFormula] | None = None,
+    useful: tuple[FlopFormula, FlopFormula] | None = None,
 ) -> PassesOp:
-    """The op ``name``; see :func:`passes_op`, to which ``timed``, ``fixed``, ``options``, ``like`` and ``flops`` go. y is zero
-    at pads, whatever a span answers there.
+    """The op ``name``; see :func:`passes_op`, to which ``timed``, ``fixed``, ``options``, ``like``, ``flops`` and ``useful``
+    go. y is zero at pads, whatever a span answers there.
 
     ``span``: see the module; it is given tensors as the caller gave them, and answers y and states in new memory or not.
     ``length``: tokens of a span of this call; with ``chunk``, a multiple of its tokens: spans are whole chunks then, and what
@@ -53,7 +54,8 @@ def span_op(
     """
     walk = _Walk(span, length, chunk or length, like, backward or _by_autograd(span))
     return passes_op(
-        name, walk.forward, walk.backward, timed=timed, fixed=fixed, options=options, like=like, count=walk.count, flops=flops
+        name, walk.forward, walk.backward, timed=timed, fixed=fixed, options=options, like=like, count=walk.count, flops=flops,
+        useful=useful,
     )
 
 

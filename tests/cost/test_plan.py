@@ -32,6 +32,18 @@ def test_a_long_row_is_carried_on_to_the_operation(pattern: str, phase: str) -> 
     assert found.footprint.weights == traced.footprint.weights
 
 
+@pytest.mark.parametrize("mixer", ["forgetting_attention", "dilated", "griffin_recurrent"])
+def test_what_tiles_and_sweeps_add_is_carried_on_within_a_hundredth(mixer: str) -> None:
+    """They are no polynomial of the length; what is asked of them is."""
+    blocks = {"x": {"mixer": {"type": mixer, "n_heads": 2}}}
+    config = LanguageModelConfig(vocab_size=11, d_model=16, pattern="x", blocks=blocks, max_seq_len=1 << 15)
+    tracer = Tracer(Subject.from_recipe(Recipe(model=config), "x"), "prefill", reach_of(config))
+    for length in (8229, 12000):
+        found, traced = tracer.at(length), tracer._trace(length, 1)
+        assert not found.exact
+        assert found.work["forward"].flops == pytest.approx(traced.work["forward"].flops, rel=0.01)
+
+
 def test_what_is_no_polynomial_is_traced() -> None:
     blocks = {"h": {"mixer": {"type": "hyena"}}}
     config = LanguageModelConfig(vocab_size=11, d_model=8, pattern="h", blocks=blocks, max_seq_len=4096)

@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from hybridtf.ops.attention.bias import RelativeRows, decay_of
 from hybridtf.ops.attention.blocks import plan_blocks
-from hybridtf.ops.attention.flops import backward_flops, forward_flops
+from hybridtf.ops.attention.flops import register_formulas
 from hybridtf.ops.attention.mask import AttentionMask, Tile, accumulate_dtype, check_inputs, no_autocast
 from hybridtf.ops.gradients import with_backward
 
@@ -101,17 +100,22 @@ class _Call:
         """(b s g k) -> (b g n k) for the block's keys."""
         return x[:, k0:k1].to(self.dtype).transpose(1, 2)
 
-    def walk(self) -> Iterator[tuple[int, int, list[_Tile]]]:
-        """Blocks of queries ``q0, q1``, each with the tiles it needs."""
+    def tiles(self) -> Iterator[tuple[int, int, list[tuple[int, int, int, bool]]]]:
+        """Blocks of queries ``q0, q1``, each with the tiles it needs: number, ``k0``, ``k1``, and whether some pair may be
+        invisible."""
         t, s, size = self.q.shape[1], self.k.shape[1], self.block_k
         plan = plan_blocks(self.mask, t, s, self.block_q, size, sync=self.sync)
         for i, q0 in enumerate(range(0, t, self.block_q)):
-            q1 = min(q0 + self.block_q, t)
-            at = Tile(t, s, q0, q1, 0, 0, self.q.device)
+            needed = [(j, j * size, min((j + 1) * size, s), partial) for j, partial in plan.row(i)]
+            yield q0, min(q0 + self.block_q, t), needed
+
+    def walk(self) -> Iterator[tuple[int, int, list[_Tile]]]:
+        """:meth:`tiles`, ready to be computed."""
+        for i, (q0, q1, needed) in enumerate(self.tiles()):
+            at = Tile(self.q.shape[1], self.k.shape[1], q0, q1, 0, 0, self.q.device)
             relative = RelativeRows.of_queries(self.mask, at, self.dtype)
             yield q0, q1, [
-                _Tile(self, replace(at, k0=j * size, k1=min((j + 1) * size, s)), i, j, partial, relative)
-                for j, partial in plan.row(i)
+                _Tile(self, replace(at, k0=k0, k1=k1), i, j, partial, relative) for j, k0, k1, partial in needed
             ]
 
 
@@ -356,8 +360,7 @@ def _(grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *
     return (*(x.new_empty(x.shape) for x in (q, k, v)), *biases)
 
 
-register_flop_formula(torch.ops.hybridtf.attention_blockwise)(forward_flops)
-register_flop_formula(torch.ops.hybridtf.attention_blockwise_backward)(backward_flops)
+register_formulas(_call)
 
 
 def _place(tensors: Sequence[Tensor | None], found: Sequence[Tensor]) -> Sequence[Tensor | None]:

@@ -13,38 +13,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from hybridtf.ops.attention.mask import accumulate_dtype, no_autocast
 from hybridtf.ops.block_sparse_attention.candidates import Lists, Marks, lists_of, positions
+from hybridtf.ops.block_sparse_attention.flops import register_formulas
 from hybridtf.ops.block_sparse_attention.groups import Groups, by_block, by_position
+from hybridtf.ops.block_sparse_attention.parts import PARTS, clauses_of, earlier
 from hybridtf.ops.block_sparse_attention.rule import Places, SparseRule
 from hybridtf.ops.gradients import autograd_inside, with_backward
 
 _BUDGET_CPU, _BUDGET_GPU = 2**20, 2**26
 _TILE_CPU, _TILE_GPU = 64, 128
-
-PARTS = ("local", "dilated", "stride", "chosen")
-
-
-def clauses_of(rule: SparseRule, part: str, marked: bool) -> tuple[str, ...]:
-    """The clauses that are walked together, since their queries are grouped alike."""
-    if part == "chosen":
-        return ("chosen",)
-    own = [name for name in rule.clauses if _part_of(rule, name) == part]
-    return (*own, "marked") if marked and part == "local" else tuple(own)
-
-
-def _part_of(rule: SparseRule, clause: str) -> str:
-    if clause == "stride":
-        return "stride" if rule.stride > 1 else "local"
-    return "dilated" if clause == "window" and rule.dilation > 1 else "local"
-
-
-def _earlier(rule: SparseRule, part: str, marked: bool) -> tuple[str, ...]:
-    """The clauses of the parts before ``part``."""
-    return tuple(name for other in PARTS[: PARTS.index(part)] for name in clauses_of(rule, other, marked))
-
 
 @dataclass(frozen=True, eq=False)
 class _Call:
@@ -128,13 +107,18 @@ class _Chunk:
     lists: list[tuple[Lists, int]]
     marks: Marks | None
 
+    @property
+    def pairs(self) -> int:
+        """Of a query and a key, masked ones too."""
+        return self.groups.source.numel() * sum(width for _, width in self.lists)
+
     def keys(self) -> tuple[Tensor, Tensor]:
         """(n l) index of each key in the flat keys, and (n m l) bool: the query sees it."""
         call, groups, rule = self.call, self.groups, self.call.rule
         token = torch.div(groups.source.clamp(min=0), call.choosers, rounding_mode="floor")
         p = call.places.position.flatten()[token][..., None]
         total = (groups.start + groups.count)[:, None, None]
-        before = list(_earlier(rule, call.part, call.marked is not None))
+        before = list(earlier(rule, call.part, call.marked is not None))
         found = []
         for lists, width in self.lists:
             at, held = positions(lists, width, groups, rule, self.marks)
@@ -266,29 +250,7 @@ def _(dy: Tensor, dlse: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     return tuple(x.new_empty(x.shape) for x in inputs[:3])
 
 
-def _flops(q: Sequence[int], k: Sequence[int], v: Sequence[int], *rest: Any, **more: Any) -> int:
-    """Of the two products of a forward; arguments as shapes. Every query counts as if it were far from both ends of its
-    document; marked keys, of which shapes say nothing, are not counted."""
-    b, t, h, width = q
-    blocks, rule, part, s = rest[5], SparseRule(*rest[6]), PARTS[rest[7]], k[1]
-    sides = 1 if rule.causal else 2
-    keys = {
-        "window": sides * (rule.window - 1) + 1, "near": (sides * (rule.near - 1) + 1) * rule.block,
-        "first": rule.first * rule.block, "last": rule.last * rule.block,
-        "summary": s * rule.summary // rule.block, "stride": s // max(rule.stride, 1),
-        "chosen": 0 if blocks is None else blocks[3] * rule.block,
-    }
-    seen = sum(min(keys[name], s) for name in clauses_of(rule, part, False))
-    return 2 * b * t * h * seen * (width + v[3])
-
-
-def _backward_flops(dy: Any, dlse: Any, *rest: Any, **more: Any) -> int:
-    """Scores again and the output again, and the two gradients of each of the two products."""
-    return 3 * _flops(*rest)
-
-
-register_flop_formula(torch.ops.hybridtf.block_sparse_attention)(_flops)
-register_flop_formula(torch.ops.hybridtf.block_sparse_attention_backward)(_backward_flops)
+register_formulas(_call)
 
 
 _Grouped: Any = with_backward(

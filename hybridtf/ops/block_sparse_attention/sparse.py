@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hybridtf.ops.block_sparse_attention.grouped import PARTS, attend_part, clauses_of
+from hybridtf.ops.block_sparse_attention.grouped import attend_part
+from hybridtf.ops.block_sparse_attention.parts import PARTS, clauses_of
 from hybridtf.ops.block_sparse_attention.rule import Places, SparseRule, check_call
 
 

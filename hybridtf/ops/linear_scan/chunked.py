@@ -58,5 +58,5 @@ def _like(call: Call) -> tuple[Sequence[int], torch.dtype]:
 
 _OP = passes_op(
     "linear_scan", forward, backward, timed=("u", "u_im?"), fixed=("decay", "decay_im?"), options={"log": bool}, like=_like,
-    unread=("u", "u_im"), flops=(forward_flops, backward_flops),
+    unread=("u", "u_im"), useful=(forward_flops, backward_flops),
 )

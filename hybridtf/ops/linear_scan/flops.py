@@ -1,7 +1,7 @@
-"""What torch's FLOP counter is told of the two passes of ``linear_scan_chunked``, which have no matrix products.
+"""The useful operations of ``linear_scan_chunked``: the recurrence itself, without the second sweep that makes it parallel.
 
-Counted is the recurrence itself, not the second sweep that makes it parallel: a multiplication and an addition for each
-element, real or complex; in the backward those of the reverse recurrence and the product with the states.
+A multiplication and an addition for each element, real or complex; in the backward those of the reverse recurrence and the
+product with the states.
 """
 
 from __future__ import annotations

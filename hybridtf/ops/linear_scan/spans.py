@@ -54,6 +54,7 @@ def spans_for(shape: torch.Size, device: torch.device) -> list[Span]:
     A chunk of a span of n tokens has about sqrt(2 n), so that there are about as many steps in a chunk as chunks to walk.
     """
     b, t, c = shape
+    device = torch.device("cpu") if device.type == "meta" else device  # operations are counted as the CPU does them
     tokens = min(t, max(SPAN_TOKENS, span_budget(device) // max(1, b * c)))
     length = min(CHUNK_TOKENS, max(1, math.isqrt(2 * tokens)))
     return spans_of(t, length, max(1, tokens // length))

@@ -46,5 +46,5 @@ def selective_scan_chunked(
 _OP = span_op(
     "selective_scan_chunked", forward_span, backward=backward_span, timed=("x", "dt", "B", "C"), fixed=("A", "D?"),
     length=lambda call: call["chunk_size"], like=lambda call: (call["x"].shape, call["x"].dtype),
-    flops=(forward_flops, backward_flops),
+    useful=(forward_flops, backward_flops),
 )

@@ -1,8 +1,6 @@
-"""What torch's FLOP counter is told of ``selective_scan_chunked``: the arithmetic of the recurrence itself.
+"""The useful operations of ``selective_scan_chunked``: the plain recurrence and its backward, an exponential as one.
 
-Unlike most ops this one has next to no matrix products: its work is elementwise, and counting products alone would call
-it free. Counted are the operations of the plain recurrence and of its backward, an exponential as one; those that the
-halving adds are not.
+Those that the halving adds are not among them.
 
 Axes: b batch, t time, c channels, n states a channel.
 """
