@@ -27,7 +27,9 @@ def build(blocks, pattern, **more):
 
 
 def mixed(**more):
-    blocks = {name: {**(ATTENTION if i % 2 else MAMBA), **OPTIONS, "type": name} for i, name in enumerate(WIRINGS)}
+    # A block beside the stream changes the width, which heads alone can.
+    kinds = {name: ATTENTION if i % 2 or name == "beside" else MAMBA for i, name in enumerate(WIRINGS)}
+    blocks = {name: {**kind, **OPTIONS, "type": name} for name, kind in kinds.items()}
     return build(blocks, " ".join(WIRINGS), **more)
 
 

@@ -85,7 +85,7 @@ def message(call: Any) -> str:
 
 MAMBA2 = (
     "a_range, bias, chunk_size, conv_bias, conv_kernel, d_conv, d_state, dt_floor, dt_limit, dt_range, eps, expand, "
-    "head_dim, kernel, n_groups, n_heads, norm_first"
+    "head_dim, kernel, n_groups, n_heads, norm, norm_first"
 )
 BUILT_IN = load_registries(make_plugin_manager(autoload=False))
 MIXERS, TASKS = (", ".join(BUILT_IN[kind].names()) for kind in ("mixers", "tasks"))
