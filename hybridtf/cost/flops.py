@@ -34,6 +34,9 @@ HEAVY = (
 LIGHT = ("linalg_vector_norm",)
 """Those among them that are sums."""
 
+OWN_KERNEL = torch._C.DispatchKey.CPU
+"""An operator that has one runs as it is, even where torch could also make it of others."""
+
 FREE = ("empty", "new_empty", "_local_scalar", "detach", "lift_fresh")
 """How the names of operators begin that move nothing."""
 
@@ -101,7 +104,7 @@ class CountWork(TorchDispatchMode):
             return func(*args)
         kwargs = dict(kwargs or {})
         packet = func._overloadpacket
-        if packet not in flop_registry and func.namespace == "aten":
+        if packet not in flop_registry and func.namespace == "aten" and not func.has_kernel_for_dispatch_key(OWN_KERNEL):
             with self:  # one that is made of others (met in inference mode) is counted by them
                 made = func.decompose(*args, **kwargs)
             if made is not NotImplemented:
