@@ -69,7 +69,10 @@ def test_layers_that_are_computed_again_take_less_and_do_more(layers: object) ->
         assert work(one) > work(plain)
 
 
-@pytest.mark.parametrize("mixer", [{"type": "gla"}, {"type": "mamba"}, {"type": "delta_net", "n_heads": 2}, {"type": "dilated", "n_heads": 2, "window": 8}])
+@pytest.mark.parametrize(
+    "mixer",
+    [{"type": "gla"}, {"type": "mamba"}, {"type": "delta_net", "n_heads": 2}, {"type": "dilated", "n_heads": 2, "window": 8}],
+)
 def test_counting_operations_takes_no_memory(mixer: dict[str, object]) -> None:
     """What a formula tries out on shapes is none of the model's tensors, and no operator runs in another form when counted."""
     model = {"vocab_size": 11, "d_model": 32, "pattern": "x", "blocks": {"x": {"mixer": mixer}}}
