@@ -21,8 +21,8 @@ LEAST = 1e-2
 to a gradient that should be zero."""
 
 TOKEN_FACTOR = 10.0
-"""How many times :data:`TOLERANCE` a single token may be off. Of all mixers' kernels that pass as a whole, in rows of 40 and 200
-tokens, the worst token is off by 3.3 times in bfloat16 and 0.6 times in float32, in gradients."""
+"""How many times :data:`TOLERANCE` a single token may be off. Of all mixers' kernels that pass as a whole, in rows of 40 and
+200 tokens, the worst token is off by 3.3 times in bfloat16 and 0.6 times in float32, in gradients."""
 
 LEAST_TOKEN = 0.1
 """A token that is smaller than this share of the whole tensor is held to that share: what cancels keeps its rounding."""
