@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hybridtf.bench.long_rows import FIELDS
 from hybridtf.core import DataError
 
 LEAST_ROWS = 100
@@ -51,7 +52,8 @@ def long_context_claim(records: Sequence[Mapping[str, Any]], *, threshold: float
 
     Raises :class:`ClaimError` where fewer than two tasks were measured, rows showed what was asked for at one depth alone, a
     length has fewer than 100 rows, none is past the trained one, or answers past it are not right often enough: the lower end
-    of the interval of accuracy must reach ``threshold`` for every task and seed, and at every length up to the one claimed.
+    of the interval of the task's own metric must reach ``threshold`` for every task and seed, and at every length up to the one
+    claimed.
     """
     found = [r for r in records if r.get("kind") == "extrapolation" and r.get("protocol") == "rows"]
     latest = {(str(r["task"]), r.get("seed")): r for r in found}  # measured again counts as it was last
@@ -86,14 +88,26 @@ def _check_depths(task: str, record: Mapping[str, Any]) -> None:
 
 def _worst_of_seeds(records: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
     """By length: what the seed answered that is surely right least often; lengths that all seeds have."""
-    seeds = [{e["length"]: e for e in record["by_length"] if e["accuracy"] is not None} for record in records]
+    seeds = [_answered(record) for record in records]
     shared = set.intersection(*map(set, seeds))
     return {n: min((entries[n] for entries in seeds), key=_surely_right) for n in shared}
 
 
+def _answered(record: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+    """By length: ``n_rows``, and ``low``, the lower end of the interval of the share that is right in the task's own metric (0
+    where one row shows none); lengths at which it was measured. An answer is not right because most of its tokens are."""
+    names = FIELDS.get(record.get("metric", "accuracy"))
+    if names is None:
+        return {}
+    value, spread, _ = names
+    return {
+        e["length"]: {"n_rows": e["n_rows"], "low": float((e[spread] or [0.0])[0])}
+        for e in record["by_length"] if e.get(value) is not None
+    }
+
+
 def _surely_right(entry: Mapping[str, Any]) -> float:
-    """The lower end of the interval; 0 where one row shows none."""
-    return float((entry["interval"] or [0.0])[0])
+    return float(entry["low"])
 
 
 def _longest(tasks: Mapping[str, Sequence[Mapping[str, Any]]], threshold: float) -> Claim:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from torch import nn
@@ -45,6 +45,10 @@ LONGEST_CHUNK = 512
 """Tokens a call where nothing else is asked for, or the trained length where that is less."""
 
 
+class TooFewDocumentsError(DataError):
+    """Held-out documents are too short, or too few, for the shortest length."""
+
+
 @runtime_checkable
 class HasLongDocuments(Protocol):
     """A task whose held-out side is whole documents, as :class:`hybridtf.tasks.TextTask`'s is."""
@@ -56,7 +60,7 @@ def measure_extrapolation(
     subject: Subject, model: nn.Module, task: Task, *, trained_length: int, multiples: Sequence[int] = MULTIPLES,
     lengths: Sequence[int] | None = None, chunk: int | None = None, batch_size: int = 8, timeout: float | None = None,
     max_documents: int | None = None, min_documents: int = 2, stride: int | None = None, max_rows: int = 128,
-    progress: Callable[[], None] | None = None,
+    too_few: Literal["raise", "record"] = "raise", progress: Callable[[], None] | None = None,
 ) -> Record:
     """An ``extrapolation`` record of ``model``, which ``subject`` describes, at ``multiples`` of ``trained_length`` or at
     ``lengths`` (tokens).
@@ -67,7 +71,8 @@ def measure_extrapolation(
     (default: the trained length, at most 512). A length that cannot be measured is null, and ``result`` in ``by_length`` says
     which way: too few documents, memory, ``timeout`` (seconds a length), a model that can place no more, scores that are not
     finite. Raises :class:`ConfigError` for lengths that do not rise and for a task that has no such rows, and
-    :class:`DataError` where too few documents are even as long as the shortest length. """
+    :class:`TooFewDocumentsError` where too few documents are even as long as the shortest length; with ``too_few = "record"``
+    all lengths are ``not_run`` then, and ``note`` says why. """
     if trained_length < 1 or not multiples or list(multiples) != sorted(set(multiples)) or multiples[0] < 1:
         raise ConfigError(
             f"extrapolation: multiples must rise from at least 1, got {list(multiples)} of {trained_length} tokens"
@@ -84,12 +89,15 @@ def measure_extrapolation(
             raise ConfigError(f"extrapolation: stride is of windows over documents, and task {task.name!r} has none")
         fields = measure_rows(model, task, asked, max_rows)
     else:
-        documents, reached, notes = choose_documents(task, ends, min_documents, max_documents)
-        fields = {"max_documents": max_documents, "n_documents": len(documents)}
-        if stride is None:
-            fields |= _along(model, task, documents, asked, reached, notes)
+        try:
+            chosen = choose_documents(task, ends, min_documents, max_documents)
+        except TooFewDocumentsError as error:
+            if too_few == "raise":
+                raise
+            fields = _nothing(model, asked, stride, str(error))
         else:
-            fields |= _in_windows(model, documents, asked, stride, reached, notes)
+            fields = _over(model, task, asked, stride, *chosen)
+        fields["max_documents"] = max_documents
     fields = {**asked.fields(), "task": task.name, "model_hash": _model_hash(subject), **fields}
     return make_record("extrapolation", subject.identity(model), fields)
 
@@ -113,7 +121,44 @@ def choose_documents(
         if len(found) >= min_documents:
             return found, end, [] if end == ends[-1] else [f"fewer than {min_documents} documents have more than {end} tokens"]
     name = getattr(task, "name", "text")
-    raise DataError(f"task {name!r}: fewer than {min_documents} held-out documents have {ends[0]} tokens")
+    most = "" if max_documents is None else f" of the {max_documents} that are read at most"
+    raise TooFewDocumentsError(
+        f"task {name!r}: fewer than {min_documents} held-out documents{most} have {min(ends)} tokens"
+    )
+
+
+def _over(
+    model: nn.Module, task: Task, asked: Lengths, stride: int | None, documents: Sequence[EvalDocument], reached: int,
+    notes: list[str],
+) -> dict[str, Any]:
+    """The fields of a record of ``documents``, in the protocol that ``stride`` asks for."""
+    if stride is None:
+        found = _along(model, task, documents, asked, reached, notes)
+    else:
+        found = _in_windows(model, documents, asked, stride, reached, notes)
+    return {"n_documents": len(documents), **found}
+
+
+def _nothing(model: nn.Module, asked: Lengths, stride: int | None, note: str) -> dict[str, Any]:
+    """The fields of a record of documents in which no length was measured."""
+    nulls: list[None] = [None] * len(asked.ends)
+    entry = {"bits_per_byte": None, "interval": None, "n_documents": 0, "result": "not_run"}
+    by_length = [{"length": end, "ratio": end / asked.trained, **entry} for end in asked.ends]
+    if stride is not None:
+        windows = [{**one, "n_tokens": 0} for one in by_length]
+        return {"n_documents": 0, "protocol": "windows", "stride": stride, "by_length": windows, "note": note}
+    return {
+        "n_documents": 0, "protocol": "documents", "bits_per_byte": nulls, "interval": nulls, "cumulative": nulls,
+        "by_position": [], "by_bucket": [], "beyond": {"slope": None, "interval": None, "n_buckets": 0, "rise": None},
+        "in_context_score": None, "collapse": None, "collapse_margin": COLLAPSE_MARGIN, "uniform": None, "non_finite_at": None,
+        "by_length": [{**one, "largest_state": None} for one in by_length], "state_bytes": _state_bytes(model, asked),
+        "note": note,
+    }
+
+
+def _state_bytes(model: nn.Module, asked: Lengths) -> list[int | None]:
+    """Bytes of state of a row after each length."""
+    return [state_size(model, end)["used"] if has_known_state(model) else None for end in asked.ends]
 
 
 # -- along documents ---------------------------------------------------------------------------------------------------
@@ -148,7 +193,7 @@ def _along(
             }
             for i, end in enumerate(asked.ends)
         ],
-        "state_bytes": [state_size(model, end)["used"] if has_known_state(model) else None for end in asked.ends],
+        "state_bytes": _state_bytes(model, asked),
         "note": "; ".join(notes) or None,
     }
 

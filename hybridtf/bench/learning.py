@@ -92,7 +92,7 @@ class Learn:
             yield f"{cell}: beyond the trained length"
             yield measure_extrapolation(
                 subject, model, task, trained_length=config.seq_len, multiples=self.options.multiples,
-                batch_size=config.batch_size, max_documents=self.options.max_documents,
+                batch_size=config.batch_size, max_documents=self.options.max_documents, too_few="record",
             )
 
 

@@ -29,12 +29,18 @@ DEPTHS = 10
 """Bins of depth."""
 TOKENS_AT_ONCE = 1 << 20
 """Fewer rows a batch where they are longer, so that the rows themselves stay small."""
+FIELDS = {
+    "accuracy": ("accuracy", "interval", "chance"), "row_accuracy": ("row_accuracy", "row_interval", "row_chance"),
+    "answer_accuracy": ("answer_accuracy", "answer_interval", "answer_chance"),
+}
+"""The measures of a length by the task's own metric: share, interval over rows, and what chance reaches in it."""
 
 
 @dataclass
 class Answers:
     """Every scored token of the finished rows of a length: ``row`` counts them, ``right``, ``distance`` and ``depth`` (NaN
-    where the row does not show the token) and ``place``, the position of the input that it is said after; (n) each."""
+    where the row does not show the token), ``place``, the position of the input that it is said after, and ``answer``, which
+    of its row's answers it is of; (n) each."""
 
     result: Outcome = "not_run"
     note: str | None = None
@@ -54,13 +60,14 @@ class Answers:
             known = evidence != NO_EVIDENCE
             distance[known] = column[known] + 1 - evidence[known]
             depth[known] = evidence[known] / np.maximum(column[known], 1)
-        self._parts.append((row + self.n_rows, right, distance, depth, column))
+        answer = np.zeros(len(row), dtype=np.int64) if batch.answers is None else batch.answers.numpy()[row, column].clip(min=0)
+        self._parts.append((row + self.n_rows, right, distance, depth, column, answer))
         self.n_rows += len(batch.inputs)
 
     def columns(self) -> tuple[NDArray[Any], ...]:
-        """``row``, ``right``, ``distance``, ``depth`` and ``place`` of all of them."""
+        """``row``, ``right``, ``distance``, ``depth``, ``place`` and ``answer`` of all of them."""
         whole = np.empty(0, dtype=np.int64)
-        empty = (whole, np.empty(0, dtype=np.bool_), np.empty(0), np.empty(0), whole)
+        empty = (whole, np.empty(0, dtype=np.bool_), np.empty(0), np.empty(0), whole, whole)
         parts = self._parts or [empty]
         return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
 
@@ -131,21 +138,35 @@ def _read_batch(model: nn.Module, batch: Batch, answers: Answers, chunk: int, de
 
 
 def _scores(task: Task, answers: Answers) -> dict[str, Any]:
-    """Of one length: shares of tokens and of whole rows, their intervals over rows, and what chance reaches in the task's
-    measure (``chance`` of tokens, ``row_chance`` of rows)."""
-    row, right, *_ = answers.columns()
-    out: dict[str, Any] = {"accuracy": None, "interval": None, "row_accuracy": None, "row_interval": None}
-    out |= {"n_rows": answers.n_rows, "chance": None, "row_chance": None, "result": answers.result}
-    out["chance" if task.metric == "accuracy" else "row_chance"] = answers.chance
+    """Of one length: shares of tokens, of whole rows and of whole answers, their intervals over rows, and what chance reaches
+    in the task's measure, beside that measure (see :data:`FIELDS`)."""
+    row, right, *_, answer = answers.columns()
+    out: dict[str, Any] = {"n_rows": answers.n_rows, "result": answers.result}
+    out |= dict.fromkeys((name for names in FIELDS.values() for name in names), None)
+    if task.metric in FIELDS:
+        out[FIELDS[task.metric][2]] = answers.chance
     out["non_finite_at"] = answers.stopped_at if answers.result == "non_finite" else None
     if answers.result == "ok" and len(row):
-        n_scored = np.bincount(row, minlength=answers.n_rows)
-        n_right = np.bincount(row, weights=right, minlength=answers.n_rows)
-        n_scored, n_right = n_scored[n_scored > 0], n_right[n_scored > 0]
-        whole = n_right == n_scored
-        out |= {"accuracy": float(n_right.sum() / n_scored.sum()), "interval": interval_of_share(n_right, n_scored)}
-        out |= {"row_accuracy": float(whole.mean()), "row_interval": interval_of_share(whole, np.ones(len(whole)))}
+        n = int(answer.max()) + 1
+        owner, said = _whole(row * n + answer, right)
+        for (value, spread, _), (of, hits) in zip(
+            FIELDS.values(), ((row, right), _whole(row, right), (owner // n, said)), strict=True
+        ):
+            out |= _share(of, hits, value, spread)
     return out
+
+
+def _whole(owner: NDArray[Any], right: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The owners that tokens (n) have, each once, and whether all of an owner's tokens are right."""
+    owners, which = np.unique(owner, return_inverse=True)
+    return owners, np.bincount(which, weights=~right) == 0
+
+
+def _share(row: NDArray[Any], right: NDArray[Any], value: str, spread: str) -> dict[str, Any]:
+    """The share of what is ``right`` (n), and its interval over the rows that they are of."""
+    n_scored, n_right = np.bincount(row), np.bincount(row, weights=right)
+    n_scored, n_right = n_scored[n_scored > 0], n_right[n_scored > 0]
+    return {value: float(n_right.sum() / n_scored.sum()), spread: interval_of_share(n_right, n_scored)}
 
 
 def _state(model: nn.Module, length: int, answers: Answers) -> dict[str, Any]:
@@ -158,7 +179,7 @@ def _grid(ends: Sequence[int], columns: Sequence[tuple[NDArray[Any], ...]]) -> d
     """Accuracy by length (rows) and depth (columns, by the depth that a bin begins at); None where no depth is known."""
     accuracy: list[list[float | None]] = []
     counts: list[list[int]] = []
-    for _, right, _, depth, _ in columns:
+    for _, right, _, depth, *_ in columns:
         known = ~np.isnan(depth)
         bins = np.minimum((depth[known] * DEPTHS).astype(np.int64), DEPTHS - 1)
         n = np.bincount(bins, minlength=DEPTHS)
@@ -185,18 +206,21 @@ def _by_doubling(columns: Sequence[tuple[NDArray[Any], ...]], which: int) -> lis
 def _collapse(
     by_length: Sequence[dict[str, Any]], metric: str, trained: int
 ) -> tuple[dict[str, Any] | None, list[str]]:
-    """The first length beyond the trained one at which answers are no better than chance, and notes. A model that is no
-    better within the trained length has not learnt the task, and cannot collapse."""
-    value, spread, chance = (
-        ("accuracy", "interval", "chance") if metric == "accuracy" else ("row_accuracy", "row_interval", "row_chance")
-    )
+    """The first length beyond the trained one at which answers are no better than chance in the task's own measure, and notes.
+    A model that is no better within the trained length has not learnt the task, and cannot collapse; of one that was not
+    measured there nothing is known."""
+    if metric not in FIELDS:
+        return None, [f"no collapse is told of the measure {metric!r}"]
+    value, spread, chance = FIELDS[metric]
 
     def at_chance(one: dict[str, Any]) -> bool:
         return one[chance] is not None and (one[spread] or [one[value]])[0] <= one[chance]
 
     scored = [one for one in by_length if one[value] is not None]
     within = [one for one in scored if one["length"] <= trained]
-    if within and all(map(at_chance, within)):
+    if not within:
+        return None, [f"no length up to the trained {trained} tokens was measured: whether the task was learnt is not known"]
+    if all(map(at_chance, within)):
         return None, ["no better than chance at the trained length: the task was not learnt"]
     for one in scored:
         if one["length"] > trained and at_chance(one):

@@ -15,6 +15,8 @@ BRACKETS = (
     "Brackets around a speed: of one seed the spread between the quartiles of the repeats, of several the 95 % interval."
 )
 
+CHANCES = ("chance", "answer_chance", "row_chance")
+"""What chance reaches, in a task's own metric: of tokens, answers or rows."""
 
 VERDICTS = (
     "Verdict: ~ where the 99 % interval of the ratio holds 1, the difference is below the noise floor, or none is borne. "
@@ -180,6 +182,7 @@ def extrapolation_table(evidence: ev.Evidence) -> Table:
         Column("ratio", "times the trained length", short="ratio"),
         Column("bits_per_byte", "bits/byte (95 %)", "score", True, short="b/byte"),
         Column("accuracy", "accuracy (95 %)", "score", True, short="accuracy"),
+        Column("answer_accuracy", "answers right (95 %)", "score", True, short="answers right"),
         Column("row_accuracy", "rows right (95 %)", "score", True, short="rows right"),
         Column("chance", "chance", "score"),
         Column("n_units", "documents or rows", "plain", short="n"),
@@ -198,8 +201,9 @@ def extrapolation_table(evidence: ev.Evidence) -> Table:
                     "ratio": f"{length / trained:,.6g}x",
                     "bits_per_byte": _over_seeds(found, "bits_per_byte", "interval"),
                     "accuracy": _over_seeds(found, "accuracy", "interval"),
+                    "answer_accuracy": _over_seeds(found, "answer_accuracy", "answer_interval"),
                     "row_accuracy": _over_seeds(found, "row_accuracy", "row_interval"),
-                    "chance": _over_seeds(found, "chance") or _over_seeds(found, "row_chance"),
+                    "chance": next(filter(None, (_over_seeds(found, name) for name in CHANCES)), None),
                     "n_units": _over_seeds(found, "n_rows") or _over_seeds(found, "n_documents"),
                     "result": ", ".join(dict.fromkeys(failures.ended(e.get("result", "not_run")) for e in found)),
                 }

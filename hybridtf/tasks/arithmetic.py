@@ -100,7 +100,7 @@ class ModularArithmeticConfig(SyntheticConfig):
         inputs, lengths = self._written(numbers, operators, counts, opened, closed, size.length)
         targets = np.full_like(inputs, IGNORE)
         np.put_along_axis(targets, lengths[:, None] - 1, value[:, None], axis=1)
-        return Rows(inputs, targets, None if low == high and (lengths == size.length).all() else lengths)
+        return Rows(inputs, targets, lengths=None if low == high and (lengths == size.length).all() else lengths)
 
     def _written(
         self, numbers: Longs, operators: Longs, counts: Longs, opened: Longs, closed: Longs, length: int

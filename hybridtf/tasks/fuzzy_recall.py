@@ -137,7 +137,7 @@ class FuzzyRecallConfig(SyntheticConfig):
         lengths = end[:, -1]
         if self.train_on == "all" and split == TRAIN:
             targets = np.where(np.arange(1, length + 1) < lengths[:, None], next_tokens(inputs), IGNORE)
-        return Rows(inputs, targets, lengths)
+        return Rows(inputs, targets, lengths=lengths)
 
     def baselines(self) -> dict[str, float]:
         """``chance``: any value token."""

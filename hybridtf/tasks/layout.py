@@ -57,7 +57,7 @@ def written(pieces: Sequence[Piece], width: int) -> Rows:
         return asked(tokens, scored, shown=shown)
     rows = asked(tokens, scored, shown=shown)
     inputs = np.where(np.arange(width) < (end - 1)[:, None], rows.inputs, 0)  # no answer is left in the padding
-    return Rows(inputs, rows.targets, end - 1, evidence=rows.evidence, answers=rows.answers)
+    return Rows(inputs, rows.targets, lengths=end - 1, evidence=rows.evidence, answers=rows.answers)
 
 
 def asked(

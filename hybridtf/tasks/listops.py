@@ -81,7 +81,7 @@ class ListOpsConfig(SyntheticConfig):
         inputs, lengths = _written(digits, counts, lists, size.length)
         targets = np.full_like(inputs, IGNORE)
         np.put_along_axis(targets, lengths[:, None] - 1, value[:, None], axis=1)
-        return Rows(inputs, targets, lengths)
+        return Rows(inputs, targets, lengths=lengths)
 
     def baselines(self) -> dict[str, float]:
         """``chance``: any digit; ``most_frequent``: the one that most of the first test rows of each size have."""

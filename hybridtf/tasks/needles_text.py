@@ -113,7 +113,10 @@ class NeedlesTextConfig(HaystackConfig):
         tails = [self._tail(noun, row, own, found, size.n_queries, many=many)
                  for row, own, found in zip(keys, owners.tolist(), values, strict=True)]
         answers = answers_of(size.n_queries * each)
-        return Plan(head, strewn, depths, texts.table(tails), np.tile(answers, (b, 1)))
+        shown = np.full((b, len(answers)), -1)
+        # Key by key, in the order of the text.
+        shown[:, answers >= 0] = np.argsort(owners, axis=1, kind="stable")[:, : size.n_queries * each]
+        return Plan(head, strewn, depths, texts.table(tails), np.tile(answers, (b, 1)), shown)
 
     def _tail(
         self, noun: str, keys: Sequence[str], owners: Sequence[int], values: Sequence[str], n_queries: int, *, many: bool
@@ -136,7 +139,7 @@ class NeedlesTextConfig(HaystackConfig):
         )
         strewn = texts.table([f" The pass key is {i}. Remember it. {i} is the pass key."] for i in numbers.tolist())
         tail = texts.table(["\nWhat is the pass key? The pass key is", f" {i}"] for i in numbers.tolist())
-        return Plan(head, strewn, self._depths(size, key, index)[0], tail, np.tile([-1, 0], (b, 1)))
+        return Plan(head, strewn, self._depths(size, key, index)[0], tail, np.tile([-1, 0], (b, 1)), np.tile([-1, 0], (b, 1)))
 
     def _depths(
         self, size: NeedleRows, key: tuple[int, ...], index: Longs

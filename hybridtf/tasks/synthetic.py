@@ -81,8 +81,8 @@ class Rows:
 
     inputs: Longs
     targets: Longs
-    lengths: Longs | None = None
-    # By name alone: both are positions and numbers of one shape, and one in the other's place would not be seen.
+    # By name alone: all are whole numbers, and one in another's place would not be seen.
+    lengths: Longs | None = field(default=None, kw_only=True)
     evidence: Longs | None = field(default=None, kw_only=True)
     answers: Longs | None = field(default=None, kw_only=True)
 

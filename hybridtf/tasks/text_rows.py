@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hybridtf.core import ConfigError
-from hybridtf.tasks.base import IGNORE, Totals
+from hybridtf.tasks.base import IGNORE, NO_EVIDENCE, Totals
 from hybridtf.tasks.corpora import load_source, split
 from hybridtf.tasks.draws import Draws, Longs
 from hybridtf.tasks.synthetic import TRAIN, Rows, SyntheticConfig, SyntheticTask
@@ -88,13 +88,15 @@ class Texts:
 @dataclass(frozen=True)
 class Plan:
     """Numbers of a row's pieces: ``head`` (b h); ``strewn`` (b m), which lie in filler at the shares ``depths`` (b m), rising;
-    ``tail`` (b k), of which ``answers`` (b k) says which answer each piece is of (-1: none, not scored)."""
+    ``tail`` (b k), of which ``answers`` (b k) says which answer each piece is of (-1: none, not scored). ``shown`` (b k): which
+    of the strewn pieces shows an answer (-1: of no answer); None: no one piece does."""
 
     head: Longs
     strewn: Longs
     depths: NDArray[np.float64]
     tail: Longs
     answers: Longs
+    shown: Longs | None = None
 
 
 class TextRowsConfig(SyntheticConfig):
@@ -139,15 +141,20 @@ class TextRowsConfig(SyntheticConfig):
             )
         body = self._body(shared, plan, room, Draws((*key, size.length, _START), index))
         pieces = np.concatenate([plan.head, body, plan.tail], axis=1)
-        scored = np.concatenate([np.full_like(plan.head, -1), np.full_like(body, -1), plan.answers], axis=1)
-        return self._rows(bank, pieces, scored, size.length, all_tokens=training and self.train_on == "all")
+        before = np.full((len(pieces), pieces.shape[1] - plan.tail.shape[1]), -1)
+        scored = np.concatenate([before, plan.answers], axis=1)
+        shown = None if plan.shown is None else np.concatenate([before, _shown(bank, plan, pieces, shared.n)], axis=1)
+        return self._rows(bank, pieces, scored, shown, size.length, all_tokens=training and self.train_on == "all")
 
     def _body(self, shared: Bank, plan: Plan, room: Longs, start: Draws) -> Longs:
         """(b n) what stands between head and tail, -1 for no piece; ``room`` (b) tokens are free for filler."""
         return plan.strewn
 
-    def _rows(self, bank: _Both, pieces: Longs, answers: Longs, length: int, *, all_tokens: bool) -> Rows:
-        """Rows of ``length`` tokens from numbers of pieces (b n; -1: none) and the answers (b n) that they are of."""
+    def _rows(
+        self, bank: _Both, pieces: Longs, answers: Longs, shown: Longs | None, length: int, *, all_tokens: bool
+    ) -> Rows:
+        """Rows of ``length`` tokens from numbers of pieces (b n; -1: none), the answers (b n) that they are of, and where their
+        first tokens are ``shown`` (b n)."""
         b = len(pieces)
         sizes = np.where(pieces >= 0, bank.sizes[pieces], 0)
         per_row = sizes.sum(1)
@@ -160,12 +167,19 @@ class TextRowsConfig(SyntheticConfig):
         asked = np.full((b, length + 1), -1)
         tokens[:, 0] = self._tokenizer().bos_id
         tokens[row, column], asked[row, column] = bank.ids(piece, within), owner
+        evidence = None
+        if shown is not None:
+            begin = np.repeat(shown.reshape(-1), flat_sizes)
+            evidence = np.full((b, length + 1), NO_EVIDENCE)
+            evidence[row, column] = np.where(begin >= 0, begin + within, NO_EVIDENCE)
+            evidence = evidence[:, 1:]
         inside = np.arange(length) < per_row[:, None]  # the first id, and all but a row's last
         targets = np.where(asked[:, 1:] >= 0, tokens[:, 1:], IGNORE)
         if all_tokens:
             targets = np.where(inside, tokens[:, 1:], IGNORE)
             asked = np.zeros_like(asked)
-        return Rows(np.where(inside, tokens[:, :-1], 0), targets, per_row, answers=asked[:, 1:])
+        inputs = np.where(inside, tokens[:, :-1], 0)
+        return Rows(inputs, targets, lengths=per_row, evidence=evidence, answers=asked[:, 1:])
 
     def load(self, seed: int = 0) -> TextRowsTask:
         """Raises :class:`ConfigError` where rows do not fit, or the tokenizer does not give back what pieces spell."""
@@ -235,6 +249,34 @@ class _Both:
         out = np.empty(len(piece), dtype=np.int64)
         out[mine], out[~mine] = self._own.flat[at[mine]], self._shared.flat[at[~mine]]
         return out
+
+    def find(self, whole: int, part: int) -> int:
+        """Where the tokens of text ``part`` stand in those of text ``whole``, the last time; -1: nowhere."""
+        ids, wanted = (self.ids(np.full(self.sizes[text], text), np.arange(self.sizes[text])) for text in (whole, part))
+        if len(wanted) > len(ids):
+            return -1
+        found = np.flatnonzero((np.lib.stride_tricks.sliding_window_view(ids, len(wanted)) == wanted).all(1))
+        return int(found[-1]) if len(found) else -1
+
+
+def _shown(bank: _Both, plan: Plan, pieces: Longs, n_shared: int) -> Longs:
+    """(b k) the position of the first token of each of the tail's answers where a strewn piece shows it, the last time if it
+    does so twice; :data:`NO_EVIDENCE` of others, and where the tokenizer cuts it otherwise there.
+
+    ``pieces`` (b n) of whole rows; filler has numbers below ``n_shared``, strewn pieces do not.
+    """
+    assert plan.shown is not None
+    sizes = np.where(pieces >= 0, bank.sizes[pieces], 0)
+    begins = np.cumsum(sizes, axis=1) - sizes + 1
+    body = slice(plan.head.shape[1], pieces.shape[1] - plan.tail.shape[1])
+    strewn = begins[:, body][pieces[:, body] >= n_shared].reshape(plan.strewn.shape)  # in their order
+    row, column = np.nonzero(plan.shown >= 0)
+    which = plan.shown[row, column]
+    pairs, back = np.unique(np.stack([plan.strewn[row, which], plan.tail[row, column]]), axis=1, return_inverse=True)
+    offsets = np.array([bank.find(sentence, answer) for sentence, answer in pairs.T.tolist()], dtype=np.int64)[back.reshape(-1)]
+    out = np.full_like(plan.tail, NO_EVIDENCE)
+    out[row, column] = np.where(offsets >= 0, strewn[row, which] + offsets, NO_EVIDENCE)
+    return out
 
 
 @cache

@@ -76,7 +76,10 @@ class VariableTrackingTextConfig(HaystackConfig):
             tails.append([question, f" {said[0]}", *(piece for name in said[1:links] for piece in (",", f" {name}"))])
         head = texts.column("Memorize and track the chains of variable assignments hidden in the following text.\n", b)
         depths = self.depths(key, index, size.n_statements)
-        return Plan(head, texts.table(strewn), depths, texts.table(tails), np.tile(answers_of(links), (b, 1)))
+        answers = answers_of(links)
+        shown = np.full((b, len(answers)), -1)
+        shown[:, answers >= 0] = turns.reshape(b, -1)[:, :links]  # a variable's own assignment
+        return Plan(head, texts.table(strewn), depths, texts.table(tails), np.tile(answers, (b, 1)), shown)
 
     def baselines(self) -> dict[str, float]:
         """``chance``: any name; ``own``: any variable of the row."""

@@ -91,7 +91,7 @@ class WordProblemConfig(SyntheticConfig):
         n = size.length - size.min_length + 1
         lengths = size.min_length + Draws((*key, size.length, _LENGTHS), index).integers(1, n)[:, 0]
         real = np.arange(size.length) < lengths[:, None]
-        return Rows(np.where(real, words, 0), np.where(real, products, IGNORE), lengths)
+        return Rows(np.where(real, words, 0), np.where(real, products, IGNORE), lengths=lengths)
 
     def baselines(self) -> dict[str, float]:
         """``chance``: any element."""

@@ -40,6 +40,20 @@ def test_refusal_11_a_long_context_claim_needs_two_tasks_two_depths_a_hundred_ro
     refused(record(), record("mqar", accuracy=(1.0, 0.5)), why="at 128 tokens, 2 times .* 'mqar' is surely right for 47.0 %")
 
 
+def test_whole_answers_are_what_a_claim_is_about_where_the_task_is_compared_by_them():
+    """Nearly all tokens are right, and half the answers."""
+    text = record("passkey_text", metric="answer_accuracy")
+    with pytest.raises(ClaimError, match="no length past the trained"):
+        long_context_claim([record(), text])  # of an older record, whose answers were not measured
+    for entry in text["by_length"]:
+        entry |= {"answer_accuracy": 0.5, "answer_interval": [0.4, 0.6]}
+    with pytest.raises(ClaimError, match=r"'passkey_text' is surely right for 40\.0 % alone"):
+        long_context_claim([record(), text])
+    for entry in text["by_length"]:
+        entry |= {"answer_accuracy": 0.99, "answer_interval": [0.97, 1.0]}
+    assert long_context_claim([record(), text]).length == 256
+
+
 def test_what_the_records_bear_out_is_said_with_the_trained_length_and_the_ratio():
     claim = long_context_claim([record(), record("mqar", n=150)])
     assert (claim.length, claim.trained, claim.ratio, claim.tasks, claim.n_rows) == (256, 64, 4, ("mqar", "needles"), 150)

@@ -54,6 +54,21 @@ def test_the_records_of_these_recipes_come_back(finished):
     assert {r["recipe"] for r in alone} == {"m"}
 
 
+def test_documents_that_are_too_few_do_not_end_a_comparison(finished, monkeypatch):
+    """One document has no interval: the trained models have a record that says so, which is not asked for again."""
+    out, _, _ = finished
+    monkeypatch.setattr(module, "train", None)
+    other = CompareOptions(**{**vars(OPTIONS), "max_documents": 1})
+    for _ in range(2):
+        found = select(compare(recipes("m"), out, options=other), "extrapolation", recipe="m", seed=0)
+        last = found[-1]
+        assert [r["max_documents"] for r in found] == [3, 1]
+        assert [(e["length"], e["result"], e["bits_per_byte"]) for e in last["by_length"]] == [
+            (24, "not_run", None), (48, "not_run", None),
+        ]
+        assert "fewer than 2 held-out documents" in last["note"]
+
+
 def test_another_way_to_measure_is_measured(finished, monkeypatch):
     out, _, _ = finished
     monkeypatch.setattr(module, "train", None)
@@ -61,7 +76,7 @@ def test_another_way_to_measure_is_measured(finished, monkeypatch):
     more = compare(recipes("m"), out, options=other)
     found = select(more, "quality", recipe="m", seed=0)
     assert [r["max_tokens"] for r in found] == [600, 300]
-    assert len(select(more, "extrapolation", recipe="m", seed=0)) == 1
+    assert len([r for r in select(more, "extrapolation", recipe="m", seed=0) if r["max_documents"] == 3]) == 1
 
 
 def test_a_finished_comparison_does_nothing(finished, monkeypatch):

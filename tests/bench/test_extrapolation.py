@@ -84,6 +84,25 @@ def test_multiples_that_no_document_reaches_are_null_and_said():
         measure_extrapolation(one, one.build(), TEXT, trained_length=longest[-1] + 1)
 
 
+@pytest.mark.parametrize("more", [{}, {"stride": 24}])
+def test_too_few_documents_can_be_a_record_of_the_same_fields(more):
+    one = subject("a w")
+    model, options = one.build(), {"max_documents": 1, **more}
+    with pytest.raises(DataError, match="fewer than 2 held-out documents of the 1 that are read at most have 24 tokens"):
+        measure_extrapolation(one, model, TEXT, trained_length=24, **options)
+    none = measure_extrapolation(one, model, TEXT, trained_length=24, too_few="record", **options)
+    some = measure_extrapolation(one, model, TEXT, trained_length=24, multiples=(1, 2), **{**options, "max_documents": 3})
+    assert set(none) == set(some)
+    assert [set(e) for e in none["by_length"]] == [set(some["by_length"][0])] * 5
+    assert {e["result"] for e in none["by_length"]} == {"not_run"}
+    assert none["n_documents"] == 0
+    assert "fewer than 2 held-out documents" in none["note"]
+    if not more:
+        assert none["bits_per_byte"] == [None] * 5
+        assert none["state_bytes"][:2] == some["state_bytes"]
+        assert set(none["beyond"]) == set(some["beyond"])
+
+
 def test_every_multiple_uses_the_same_documents():
     documents, reached, notes = choose_documents(TEXT, (24, 48, 384), 2, None)
     assert (reached, notes) == (384, [])

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from hybridtf.bench import Subject, kernel_calls
+from hybridtf.bench import Subject, kernel_calls, kernel_checks
 from hybridtf.bench.kernel_calls import described, watching
-from hybridtf.bench.kernel_checks import check_calls, to_records
+from hybridtf.bench.kernel_checks import TOLERANCE, check_calls, to_records
 from hybridtf.core import ConfigError, active
 from hybridtf.cost.phases import make_step
 from hybridtf.models import LanguageModelConfig
@@ -105,6 +105,36 @@ def test_a_fault_at_the_end_of_long_rows_is_found_on_a_cut(monkeypatch):
     (check,) = check_calls([call], CPU)
     assert "results are wrong" in check.why
     assert check.on != "all"
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [(torch.bfloat16, 0.0), (torch.float16, 0.6), (torch.float32, 0.96)])
+@pytest.mark.parametrize("token", [0, 1023, 2047])
+def test_one_wrong_token_among_many_is_found(dtype, factor, token):
+    """Zeroed, or 40 % or 4 % off: the mean over 2,048 tokens hides it."""
+    generator = torch.Generator().manual_seed(token)
+    want = torch.randn(1, 2048, 4, 8, generator=generator, dtype=torch.float64)
+    got = want.to(dtype)
+    tolerance = TOLERANCE[dtype]
+    assert kernel_checks._worst("results", [got], [want], tolerance)[1] is None
+    got[:, token] *= factor
+    error, why = kernel_checks._worst("results", [got], [want], tolerance)
+    assert error <= tolerance  # of the whole: what used to pass
+    assert f"results of token {token} of row 0 are wrong by" in why
+
+
+def test_a_kernel_that_forgets_one_token_is_refused(monkeypatch):
+    call = attention_call(600)
+    right = call.function
+
+    def forgetful(q, k, v, mask, **more):
+        y = right(q, k, v, mask, **more)
+        return torch.cat([y[:, :-1], y[:, -1:] * 0.98], 1)
+
+    call.function = forgetful
+    (check,) = check_calls([call], CPU)
+    assert "results of token 599 of row" in check.why
+    (entry,) = to_records([check])
+    assert (entry["passed"], entry["error"] <= entry["tolerance"]) == (False, True)
 
 
 def test_nan_and_crashes_and_other_shapes_are_faults():

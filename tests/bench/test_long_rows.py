@@ -16,7 +16,7 @@ from hybridtf.cost import state_size
 from hybridtf.cost.live_bytes import LiveBytes
 from hybridtf.models import LanguageModelConfig
 from hybridtf.recipe import Recipe
-from hybridtf.tasks import IGNORE, InductionHeadsConfig, NeedlesConfig, RowsOf
+from hybridtf.tasks import IGNORE, InductionHeadsConfig, NeedlesConfig, NeedlesTextConfig, RowsOf
 from tests.bench.bench_cases import BLOCKS, Table
 
 INDUCTION = InductionHeadsConfig(vocab_size=16, train=(RowsOf(length=32, n_rows=50),)).load(0)
@@ -290,6 +290,64 @@ def test_what_was_never_learnt_cannot_collapse():
     found = measure(solver(reach=0), max_rows=40)
     assert found["collapse"] is None
     assert "no better than chance at the trained length" in found["note"]
+
+
+def test_without_the_trained_length_there_is_no_collapse():
+    """The model says nothing right, but whether it ever did is not known."""
+    found = measure(solver(reach=0), multiples=(2, 4), max_rows=40)
+    assert [e["accuracy"] for e in found["by_length"]] == [0, 0]
+    assert found["collapse"] is None
+    assert "no length up to the trained 32 tokens was measured" in found["note"]
+
+
+class Oracle(nn.Module):
+    """Says the targets of the rows ``task`` is measured on, but for a fault in each answer that ``wrong`` (b t) marks."""
+
+    def __init__(self, task, lengths, max_rows, wrong) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.said = {}
+        for length in lengths:
+            for batch in task.at_length(length, max_rows).eval_batches(max_rows, length):
+                said = torch.where(wrong(batch, length), (batch.targets + 1) % 257, batch.targets).clamp(min=0)
+                self.said.update({tuple(i): s for i, s in zip(batch.inputs.tolist(), said, strict=True)})
+
+    def forward(self, ids, *, segments=None, state=None):
+        said = torch.stack([self.said[tuple(row)] for row in ids.tolist()])
+        return Answer(nn.functional.one_hot(said, 257).double(), None)
+
+
+def test_answers_of_text_are_measured_and_collapse_by_their_own_chance():
+    """Half the answers have their last token wrong: half are right, no row is, and most tokens are. At the longest length
+    all answers have one wrong token of six: accuracy far above chance, answers at it."""
+    size = {"length": 600, "n_keys": 1, "n_values": 4, "n_rows": 9}
+    task = NeedlesTextConfig(n_digits=5, train=[size], test=[size]).load()
+    assert task.metric == "answer_accuracy"
+
+    def wrong(batch, length):
+        last = (batch.targets != IGNORE) & (batch.answers != batch.answers.roll(-1, 1))
+        return last & ((length > 900) | (batch.answers % 2 == 1))
+
+    model = Oracle(task, (600, 1200), 8, wrong)
+    one = Subject("oracle", lambda: model, vocab_size=task.vocab_size)
+    found = measure(one, task, model, trained_length=600, multiples=(1, 2), max_rows=8)
+    short, long = found["by_length"]
+    assert (short["n_rows"], short["result"]) == (8, "ok")
+    assert (short["answer_accuracy"], short["row_accuracy"]) == (0.5, 0)
+    assert short["answer_interval"] == [0.5, 0.5]  # two of four in every row
+    assert short["accuracy"] == pytest.approx(1 - 2 / 24)
+    assert (short["answer_chance"], short["row_chance"], short["chance"]) == (1 / 90_000, None, None)
+    assert (long["answer_accuracy"], long["accuracy"]) == (0, pytest.approx(5 / 6))
+    assert found["collapse"] == {
+        "length": 1200, "ratio": 2, "why": "answer accuracy 0.000 over 8 rows is no better than chance (0.000)",
+    }
+
+
+def test_a_row_that_asks_for_one_answer_has_it_right_with_the_row():
+    found = measure(solver(reach=100), multiples=(1, 2, 4))
+    for entry in found["by_length"]:
+        assert (entry["answer_accuracy"], entry["answer_interval"]) == (entry["row_accuracy"], entry["row_interval"])
+        assert (entry["row_chance"], entry["answer_chance"]) == (None, None)  # the task's measure is of tokens
 
 
 def test_a_model_without_state_reads_rows_in_one_call():

@@ -36,7 +36,7 @@ class Bits(SyntheticConfig):
         inputs = np.where(np.arange(size.length) < lengths[:, None], inputs, 0)
         targets = np.full_like(inputs, IGNORE)
         np.put_along_axis(targets, lengths[:, None] - 1, 1, axis=1)
-        return Rows(inputs, targets, lengths if self.cut else None)
+        return Rows(inputs, targets, lengths=lengths if self.cut else None)
 
     def baselines(self) -> dict[str, float]:
         return {"chance": self.mean_over_test([0.5 for _ in self.test])}

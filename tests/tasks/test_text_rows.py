@@ -13,6 +13,7 @@ import torch
 from hybridtf.core import ConfigError, RecipeError, active
 from hybridtf.tasks import (
     IGNORE,
+    NO_EVIDENCE,
     ByteTokenizer,
     CommonWordsTextConfig,
     FrequentWordsTextConfig,
@@ -22,6 +23,7 @@ from hybridtf.tasks import (
     VariableTrackingTextConfig,
     make_tokenizer,
 )
+from hybridtf.tasks.synthetic import Rows
 from hybridtf.tasks.text_rows import NOISE, Bank, sentences, spell
 from tests.tasks.rows import rows_of
 
@@ -184,6 +186,98 @@ def test_training_on_all_tokens_leaves_the_held_out_side_as_it_is() -> None:
     assert batch.n_tokens == int(lengths.sum())
     for one, other in zip(*(task.eval_batches(8, 400) for task in tasks), strict=True):
         assert torch.equal(one.targets, other.targets)
+
+
+def shown_in(batch, tokenizer):
+    """Of each row (text that was read, [(answer, text up to the end of its evidence, positions)]); asserts that evidence shows
+    the very token, stands where an answer is scored alone, and lies before where it is said."""
+    assert batch.evidence is not None
+    rows = zip(batch.inputs, batch.targets, batch.answers, batch.evidence, batch.segments.real.sum(1), strict=True)
+    for inputs, targets, answers, evidence, length in rows:
+        assert (evidence[answers < 0] == NO_EVIDENCE).all()
+        found = []
+        for i in range(int(answers.max()) + 1):
+            (columns,) = torch.nonzero(answers == i, as_tuple=True)
+            places = evidence[columns]
+            if bool((places == NO_EVIDENCE).all()):
+                found.append((tokenizer.decode(targets[columns].tolist()), None, []))
+                continue
+            assert (inputs[places] == targets[columns]).all()
+            assert (places.diff() == 1).all()
+            assert (places <= columns).all()
+            found.append((tokenizer.decode(targets[columns].tolist()), tokenizer.decode(inputs[1 : places[-1] + 1].tolist()),
+                          places.tolist()))
+        yield tokenizer.decode(inputs[1:length].tolist()), found
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
+@pytest.mark.parametrize("options", [
+    {}, {"haystack": "corpus", "source": "pydoc"}, {"keys": "numbers", "n_digits": 3}, {"values": "words"}, {"train_on": "all"},
+], ids=str)
+def test_evidence_of_needles_is_the_value_in_its_sentence(options, tokenizer, bpe) -> None:
+    size = {"length": 1400, "n_keys": 3, "n_values": 2, "n_queries": 2, "n_rows": 20}
+    config = NeedlesTextConfig(**options, **both(tokenizer, bpe), train=[size], test=[size])
+    (batch,) = config.load().eval_batches(20, 1400)
+    n_found = 0
+    for text, found in shown_in(batch, config._tokenizer()):
+        noun = "word" if config.values == "words" else "number"
+        question = re.search(rf"\nWhat are all the special magic {noun}s for (.+) mentioned", text)
+        wanted = [
+            (m[1], m.end(1)) for key in re.split(", | and ", question[1])
+            for m in re.finditer(rf" One of the special magic {noun}s for {key} is:( \w+)\.", text)
+        ]
+        for (answer, read, places), (value, end) in zip(found, wanted, strict=True):
+            assert answer == value
+            if read is None:
+                continue
+            n_found += 1
+            assert read == text[:end]
+            if tokenizer == "bytes":
+                last = len(text[:end].encode())  # the first token is that of the beginning
+                assert places == list(range(last - len(value) + 1, last + 1))
+    assert n_found == 80 if tokenizer == "bytes" else n_found > 20
+
+
+def test_evidence_of_a_passkey_and_of_variables() -> None:
+    size = {"length": 600, "n_rows": 15}
+    passkey = NeedlesTextConfig(form="passkey", train=[size], test=[size])
+    (batch,) = passkey.load().eval_batches(15, 600)
+    for text, ((answer, read, _),) in shown_in(batch, ByteTokenizer()):
+        assert read == text[: text.index(f"Remember it.{answer} is the pass key") + len("Remember it.") + len(answer)]
+    size |= {"n_chains": 2, "n_hops": 2}
+    chains = VariableTrackingTextConfig(train=[size], test=[size])
+    (batch,) = chains.load().eval_batches(15, 600)
+    for text, found in shown_in(batch, ByteTokenizer()):
+        assert len(found) == 3
+        for answer, read, _ in found:
+            assert read == text[: text.index(f" VAR{answer} = ") + len(" VAR") + len(answer)]
+
+
+def test_words_that_are_counted_have_no_evidence() -> None:
+    for config in (CommonWordsTextConfig.tiny(), FrequentWordsTextConfig.tiny()):
+        assert next(config.load().eval_batches(4, 400)).evidence is None
+
+
+def test_half_the_answers_right_is_half() -> None:
+    """Every second answer has its last token wrong."""
+    from hybridtf.bench import Subject, measure_quality
+
+    size = {"length": 800, "n_keys": 1, "n_values": 4, "n_rows": 6}
+    task = NeedlesTextConfig(train=[size], test=[size]).load()
+    (batch,) = task.eval_batches(6, 800)
+    last = (batch.answers % 2 == 1) & (batch.targets != IGNORE) & (batch.answers != batch.answers.roll(-1, 1))
+    said = torch.where(last, (batch.targets + 1) % 257, batch.targets).clamp(min=0)
+    model = torch.nn.Linear(1, 1)
+    model.forward = lambda ids, segments=None: torch.nn.functional.one_hot(said, 257).double()  # type: ignore[method-assign]
+    found = measure_quality(Subject("half", lambda: model, vocab_size=257), model, task, seq_len=800)
+    assert (found["metric"], found["value"], found["interval"]) == ("answer_accuracy", 0.5, [0.5, 0.5])
+    assert (found["units"]["n_answers"], found["units"]["n_answers_correct"]) == (4, 2)
+
+
+def test_rows_take_what_is_optional_by_name_alone() -> None:
+    one = np.zeros((1, 1), dtype=np.int64)
+    with pytest.raises(TypeError, match="positional"):
+        Rows(one, one, one[:, 0])
 
 
 def test_answers_are_counted_one_by_one() -> None:
