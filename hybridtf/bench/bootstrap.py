@@ -10,20 +10,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridtf.bench.distributions import student95
+
 Floats: TypeAlias = NDArray[np.float64]
 
 DRAWS = 2000
 
-_T95 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-_NORMAL95 = 1.960
-
-
-def student95(degrees: int) -> float:
-    """The two-sided 95 % point of Student's t for ``degrees`` > 0 degrees of freedom; beyond 30 the normal's."""
-    return _T95[degrees - 1] if degrees <= len(_T95) else _NORMAL95
+_NORMAL95 = 1.959964
 
 
 def student_factor(n: int) -> float:

@@ -20,6 +20,12 @@ from hybridtf.train.evaluate import HasDocuments
 
 COLUMNS = tuple(field.name for field in fields(Totals))
 """What is summed over a document."""
+RATIOS = {
+    "loss": ("nats", "n_tokens", 1.0), "accuracy": ("n_correct", "n_tokens", 1.0),
+    "row_accuracy": ("n_rows_correct", "n_rows", 1.0), "answer_accuracy": ("n_answers_correct", "n_answers", 1.0),
+    "bits_per_byte": ("nats", "n_bytes", 1 / math.log(2)),
+}
+"""Metrics of :class:`Totals`: the sum that is divided, the one that it is divided by, and a factor."""
 
 
 def measure_quality(
@@ -57,19 +63,6 @@ def units_of(per_document: Sequence[Totals]) -> dict[str, Any]:
     columns = dict(zip(COLUMNS, map(list, zip(*map(astuple, per_document), strict=True)), strict=True)) if per_document else {}
     columns = {name: [round(v, 4) for v in values] if name == "nats" else values for name, values in columns.items()}
     return {name: values[0] if len(set(values)) == 1 else values for name, values in columns.items()}
-
-
-def ratio(metric: str, sums: Floats) -> Floats | None:
-    """A metric of :class:`Totals` over sums (... c), a column a field; NaN where nothing was scored; None: not one of them."""
-    parts = {
-        "loss": ("nats", "n_tokens"), "accuracy": ("n_correct", "n_tokens"), "row_accuracy": ("n_rows_correct", "n_rows"),
-        "answer_accuracy": ("n_answers_correct", "n_answers"), "bits_per_byte": ("nats", "n_bytes"),
-    }
-    if metric not in parts:
-        return None
-    over, under = (sums[..., COLUMNS.index(name)] for name in parts[metric])
-    scale = math.log(2) if metric == "bits_per_byte" else 1.0
-    return np.asarray(np.where(under > 0, over, np.nan) / np.where(under > 0, under, 1.0) / scale)
 
 
 def quality_fields(task: Task, total: Totals, per_document: Sequence[Totals]) -> dict[str, Any]:

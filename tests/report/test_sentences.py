@@ -81,10 +81,12 @@ def test_the_sentence_and_the_table_of_differences_say_the_same() -> None:
 
 def test_records_without_sums_by_document_are_compared_over_their_seeds_alone() -> None:
     names = ("attention", "mamba2")
-    records = [{**sample.quality(name, seed, 0.001 * seed), "units": None} for name in names for seed in (0, 1, 2)]
+    records = [
+        {**sample.quality(name, seed, 0.001 * seed * (name == "mamba2")), "units": None} for name in names for seed in (0, 1, 2)
+    ]
     (table,) = difference_tables(gather(records))
     assert [(row["verdict"], row["n_documents"]) for row in table.to_rows()] == [("worse", 0)]
-    assert "drawn over seeds alone" in table.notes[1]
+    assert "judged by seeds alone" in table.notes[1]
     (one,) = difference_tables(gather(records[::3]))
     assert (one.to_rows()[0]["verdict"], one.to_rows()[0]["difference"]) == ("unknown", pytest.approx(0.041))
     assert "show no spread" in one.notes[1] or "one seed" in one.notes[1]
