@@ -195,6 +195,6 @@ def _in_windows(
             continue
         units = np.stack([nats / math.log(2), n_bytes], axis=1)
         entry["bits_per_byte"] = float(units[:, 0].sum() / n_bytes.sum())
-        entry["interval"] = interval(units, lambda sums: np.asarray(sums[:, 0] / sums[:, 1]))
+        entry["interval"] = interval(units, lambda sums: np.asarray(sums[:, 0] / sums[:, 1]), least=0.0)
         entry["result"] = "ok"
     return {"protocol": "windows", "stride": stride, "by_length": by_length, "note": "; ".join(notes) or None}

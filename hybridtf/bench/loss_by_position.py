@@ -53,7 +53,7 @@ def mean_bits(nats: NDArray[Any], bytes_per_token: float) -> tuple[float, tuple[
     def statistic(sums: Floats) -> Floats:
         return np.asarray(sums[:, 0] / sums[:, 1] / math.log(2) / bytes_per_token)
 
-    return float(statistic(units.sum(0, keepdims=True))[0]), interval(units, statistic)
+    return float(statistic(units.sum(0, keepdims=True))[0]), interval(units, statistic, least=0.0)
 
 
 def by_position(nats: NDArray[Any], trained_length: int) -> list[list[float]]:
