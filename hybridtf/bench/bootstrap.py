@@ -1,5 +1,5 @@
-"""Confidence intervals by the bootstrap (Efron 1979): documents are drawn again with replacement, since the tokens of
-one document are not independent of each other."""
+"""Confidence intervals over documents and rows, since the tokens of one are not independent of each other: means by the
+bootstrap (Efron 1979), shares by the binomial of as many throws as the rows are worth."""
 
 from __future__ import annotations
 
@@ -10,20 +10,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridtf.bench.distributions import clopper_pearson, student95
+
 Floats: TypeAlias = NDArray[np.float64]
 
 DRAWS = 2000
 
-_T95 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-_NORMAL95 = 1.960
-
-
-def student95(degrees: int) -> float:
-    """The two-sided 95 % point of Student's t for ``degrees`` > 0 degrees of freedom; beyond 30 the normal's."""
-    return _T95[degrees - 1] if degrees <= len(_T95) else _NORMAL95
+_NORMAL95 = 1.959964
 
 
 def student_factor(n: int) -> float:
@@ -33,30 +26,42 @@ def student_factor(n: int) -> float:
 
 
 def interval_of_share(right: NDArray[Any], scored: NDArray[Any]) -> tuple[float, float] | None:
-    """The 95 % interval of the share of scored tokens that are right, over n rows; ``right`` and ``scored`` (n).
+    """The 95 % interval of the share of scored tokens that are right, over n rows; ``right`` and ``scored`` (n). None: no row.
 
-    Drawing rows again cannot show more than one level where all rows are right, or none is: then it is the exact binomial
-    interval of as many rows (Clopper and Pearson 1934), so that 16 of 16 reads as 0.79 to 1. None of no row.
+    The exact binomial interval (Clopper and Pearson 1934) of as many throws as would vary as much as the rows do, fewer by
+    Student's t where rows are few (Korn and Graubard 1998): rows that are right or wrong as wholes are one throw each. It is
+    never surer of a high share than n rows that are all right, nor of a low one than n rows that are all wrong.
     """
-    n, total = len(right), float(np.sum(right))
-    if n and total in (0.0, float(np.sum(scored))):
-        edge = 0.025 ** (1 / n)
-        return (edge, 1.0) if total else (0.0, 1 - edge)
-    return interval(np.stack([right, scored], axis=1), lambda sums: np.asarray(sums[:, 0] / sums[:, 1]))
+    right, scored = right[scored > 0].astype(np.float64), scored[scored > 0].astype(np.float64)
+    n, total = len(right), float(scored.sum())
+    if not n:
+        return None
+    share, edge = float(right.sum()) / total, 0.025 ** (1 / n)
+    throws = float(n)
+    variance = float((((right - share * scored) / total) ** 2).sum())
+    if n > 1 and 0 < share < 1:
+        throws = min(share * (1 - share) / variance, total) if variance > 0 else total
+        if throws > n + 1e-9:
+            throws = max(throws * (student95(throws - 1) / student95(n - 1)) ** 2, 1.0)
+    low, high = clopper_pearson(share * throws, throws)
+    return min(low, edge), max(high, 1 - edge)
 
 
 def interval(
-    units: NDArray[Any], statistic: Callable[[Floats], Floats], *, level: float = 0.95, seed: int = 0,
-    draws: int = DRAWS,
+    units: NDArray[Any], statistic: Callable[[Floats], Floats], *, least: float = -math.inf, seed: int = 0, draws: int = DRAWS,
 ) -> tuple[float, float] | None:
-    """The percentile interval of ``statistic``, or None where one unit (or none) shows no spread.
+    """The 95 % percentile interval of ``statistic``, widened around its value to Student's width (:func:`student_factor`), or
+    None where one unit (or none) shows no spread.
 
-    ``units`` (n c): c sums of each of n documents. ``statistic`` takes the sums of a draw, (r c), to (r) values.
+    ``units`` (n c): c sums of each of n documents. ``statistic`` takes the sums of a draw, (r c), to (r) values; ``least`` is
+    what it cannot be below.
     """
     n = len(units)
     if n < 2:
         return None
+    sums = units.astype(np.float64)
     counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=draws).astype(np.float64)
-    values = statistic(counts @ units.astype(np.float64))
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+    value = float(statistic(sums.sum(0, keepdims=True))[0])
+    low, high = np.quantile(statistic(counts @ sums), [0.025, 0.975])
+    factor = student_factor(n)
+    return max(least, value + factor * (float(low) - value)), value + factor * (float(high) - value)

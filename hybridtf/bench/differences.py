@@ -1,11 +1,12 @@
 """Differences between recipes on the same held-out rows, with intervals: which recipe is better, and how surely.
 
 Two recipes are scored on the same documents (or rows) and trained with the same seeds, so their scores move together: the
-interval of the difference is drawn over pairs, and is narrower than two intervals side by side suggest. Documents are drawn
-again with replacement (Efron 1979), for all seeds alike, and so are the seeds. Few seeds show too little of their spread: what
-they add is widened by sqrt(n / (n - 1)) and by Student's t over the normal's, so that two or three seeds are not too sure.
+interval of the difference is that of pairs, and is narrower than two intervals side by side suggest. Its variance is the sum of
+two: that of the seeds' mean, and that of the documents, by the linear form of a ratio of sums (Cochran, *Sampling Techniques*,
+1977, chapter 6). Interval and p are Student's, each part with its own degrees of freedom. Drawing few seeds or documents again
+would be too sure: of two seeds there are four draws.
 
-Axes: r draws, s seeds, n documents, c sums (the fields of ``Totals``).
+Axes: s seeds, n documents, c sums (the fields of ``Totals``).
 """
 
 from __future__ import annotations
@@ -18,24 +19,28 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from hybridtf.bench.bootstrap import DRAWS, Floats, student_factor
+from hybridtf.bench.bootstrap import Floats
 from hybridtf.bench.cells import failures_of
-from hybridtf.bench.quality import COLUMNS, ratio
+from hybridtf.bench.distributions import summed_half, summed_p
+from hybridtf.bench.quality import COLUMNS, RATIOS
 from hybridtf.bench.records import Record, select
 from hybridtf.core import DataError, known_names
 
 Verdict: TypeAlias = Literal["better", "worse", "~", "unknown"]
 
 LEVEL = 0.95
+FEWEST_DOCUMENTS = 10
+"""Documents below which one seed bears no verdict: so few are seldom like a normal distribution, or like each other."""
 
 
 @dataclass(frozen=True)
 class Difference:
     """``recipe`` against ``other``: ``value`` is the metric of the first less that of the second, over the seeds of both.
 
-    ``low``, ``high``: of its 95 % interval, None where one seed and one document show no spread. ``p``: two-sided, after
+    ``low``, ``high``: of its 95 % interval, None where nothing shows a spread. ``p``: two-sided, after
     Holm's correction (1979) over all pairs of the task, so that one pair in many is not called better by chance. ``verdict``:
     of ``recipe``, by that p; ``~``: the difference does not show; ``unknown``: it cannot be told, and ``note`` says why.
+    ``n_documents``: with scored tokens, in both recipes' records; 0 where seeds alone say how sure the difference is.
     """
 
     task: str
@@ -61,7 +66,7 @@ class _Scored:
     failed: Mapping[int, str]
 
 
-def pairwise(records: Iterable[Record], metric: str | None = None, *, draws: int = DRAWS, seed: int = 0) -> list[Difference]:
+def pairwise(records: Iterable[Record], metric: str | None = None) -> list[Difference]:
     """Every pair of recipes on every task, of the ``quality`` records whose metric is ``metric`` (None: each task's own).
 
     A recipe of which a seed failed has no mean to compare: its verdicts are ``unknown``. Raises :class:`DataError` for a metric
@@ -76,7 +81,7 @@ def pairwise(records: Iterable[Record], metric: str | None = None, *, draws: int
     for task, name in dict.fromkeys((r["task"], r["metric"]) for r in quality if metric in (None, r["metric"])):
         same = select(quality, "quality", task=task, metric=name)
         pairs = itertools.combinations(_scored(found, same), 2)
-        out += _holm([_difference(task, name, a, b, draws, seed) for a, b in pairs], bool(same[0]["higher_is_better"]))
+        out += _holm([_difference(task, name, a, b) for a, b in pairs], bool(same[0]["higher_is_better"]))
     return out
 
 
@@ -92,7 +97,7 @@ def _scored(records: Sequence[Record], quality: Sequence[Record]) -> list[_Score
     return out
 
 
-def _difference(task: str, metric: str, one: _Scored, two: _Scored, draws: int, seed: int) -> Difference:
+def _difference(task: str, metric: str, one: _Scored, two: _Scored) -> Difference:
     seeds = sorted(s for s in {*one.by_seed} & {*two.by_seed} if None not in (one.by_seed[s]["value"], two.by_seed[s]["value"]))
     unknown = Difference(task, metric, one.recipe, two.recipe, None, None, None, None, len(seeds), 0, "unknown")
     failed = [f"{side.recipe}, seed {s}: {result}" for side in (one, two) for s, result in side.failed.items()]
@@ -103,37 +108,52 @@ def _difference(task: str, metric: str, one: _Scored, two: _Scored, draws: int, 
     pairs = [(one.by_seed[s], two.by_seed[s]) for s in seeds]
     values = np.array([a["value"] - b["value"] for a, b in pairs])
     units, why = _units(metric, pairs)
-    drawn = _draw(values, units, metric, draws, seed)
-    notes = [why] if why else []
-    if len(seeds) == 1:
+    n_documents, by_document = (0, 0.0) if units is None else _of_documents(metric, units)
+    found = replace(unknown, value=math.fsum(values) / len(values), n_documents=n_documents)
+    return _judged(found, _of_seeds(values), by_document, [why] if why else [])
+
+
+def _judged(found: Difference, by_seed: float, by_document: float, notes: list[str]) -> Difference:
+    """The difference with its interval and p (before Holm's correction), of the variances of its mean by seed and by document;
+    no p where so few values bear no verdict."""
+    n_seeds, n_documents, value = found.n_seeds, found.n_documents, found.value
+    assert value is not None
+    few = n_documents < FEWEST_DOCUMENTS
+    if n_seeds == 1:
         notes.append("one seed: the interval says nothing of what another one would give")
-    low = high = p = None
-    if drawn is not None:
-        low, high = (float(q) for q in np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
-        tail = min(int((drawn <= 0).sum()), int((drawn >= 0).sum()))
-        p = min(1.0, 2 * (tail + 1) / (draws + 1))
-    n_documents = 0 if units is None else units.shape[2]
-    return replace(
-        unknown, value=math.fsum(values) / len(values), low=low, high=high, p=p, n_documents=n_documents,
-        note="; ".join(notes) or None,
-    )
+    if n_documents == 1:
+        notes.append("one document: the interval says nothing of what another one would give")
+    parts = [(variance, n - 1) for variance, n in ((by_seed, n_seeds), (by_document, n_documents)) if n > 1]
+    if not parts or (few and by_seed + by_document <= 1e-24 * max(1.0, value**2)):
+        n = "one seed" if n_seeds == 1 else f"{n_seeds} seeds"
+        said = f" and {n_documents} document{'s' if n_documents > 1 else ''}" if n_documents else ""
+        return replace(found, note="; ".join([*notes, f"{n}{said} show no spread"]))
+    half, p = summed_half(1 - LEVEL, parts), None
+    if n_seeds == 1 and few:
+        needed = f"{FEWEST_DOCUMENTS} are needed, or more seeds"
+        notes.append(f"one seed and {n_documents} documents are too few for a verdict: {needed}")
+    else:
+        p = summed_p(value, parts)
+    return replace(found, low=value - half, high=value + half, p=p, note="; ".join(notes) or None)
 
 
 def _units(metric: str, pairs: Sequence[tuple[Record, Record]]) -> tuple[Floats | None, str | None]:
-    """Sums (2 s n c) of both recipes, documents in one order; or None, and why seeds alone are drawn."""
+    """Sums (2 s n c) of both recipes, documents in one order; or None, and why seeds alone count."""
     tables = [[unit_table(record) for record in side] for side in zip(*pairs, strict=True)]
     if any(table is None for side in tables for table in side):
-        return None, "no sums by document are recorded: drawn over seeds alone"
+        return None, "no sums by document are recorded: judged by seeds alone"
     shapes = {table.shape for side in tables for table in side if table is not None}
     if len(shapes) > 1:
-        return None, "scored on different documents: drawn over seeds alone"
+        return None, "scored on different documents: judged by seeds alone"
     units = np.array(tables, dtype=np.float64)
-    if ratio(metric, units[:, :, 0]) is None:
-        return None, f"no formula of {metric} over documents is known: drawn over seeds alone"
+    if metric not in RATIOS:
+        return None, f"no formula of {metric} over documents is known: judged by seeds alone"
     # Tokens count as far as the documents go: other tokenizers have other ones, and texts the same bytes.
     size = COLUMNS.index("n_bytes" if units[..., COLUMNS.index("n_bytes")].any() else "n_tokens")
     if (units[..., size] != units[:1, :1, :, size]).any():
-        return None, "scored on different documents: drawn over seeds alone"
+        return None, "scored on different documents: judged by seeds alone"
+    if not units[..., COLUMNS.index(RATIOS[metric][1])].sum(2).all():
+        return None, "the sums by document show nothing scored: judged by seeds alone"
     return units, None
 
 
@@ -152,25 +172,23 @@ def unit_table(record: Record) -> Floats | None:
     return table if np.isfinite(table).all() else None
 
 
-def _draw(values: Floats, units: Floats | None, metric: str, draws: int, seed: int) -> Floats | None:
-    """(r) differences under drawn documents and seeds; None where neither can vary."""
-    n_seeds = len(values)
-    n_documents = 0 if units is None else units.shape[2]
-    if n_seeds < 2 and n_documents < 2:
-        return None
-    generator = np.random.default_rng(seed)
-    by_seed = np.broadcast_to(values, (draws, n_seeds))
-    if units is not None and n_documents > 1:
-        counts = generator.multinomial(n_documents, np.full(n_documents, 1 / n_documents), size=draws).astype(np.float64)
-        scores = ratio(metric, np.tensordot(counts, units, axes=(1, 2)))  # [r 2 s]
-        assert scores is not None  # _units has seen to that
-        by_seed = scores[:, 0] - scores[:, 1]  # [r s]
-        by_seed = by_seed[np.isfinite(by_seed).all(1)]  # a draw of documents without a scored row has no score
-    centre = by_seed.mean(1)
-    if n_seeds < 2:
-        return np.asarray(centre)
-    chosen = generator.multinomial(n_seeds, np.full(n_seeds, 1 / n_seeds), size=len(by_seed)) / n_seeds
-    return np.asarray(centre + student_factor(n_seeds) * ((chosen * by_seed).sum(1) - centre))
+def _of_seeds(values: Floats) -> float:
+    """The variance of the mean of differences (s); 0 of one, which shows none."""
+    return float(values.var(ddof=1)) / len(values) if len(values) > 1 else 0.0
+
+
+def _of_documents(metric: str, units: Floats) -> tuple[int, float]:
+    """How many documents were scored, of ``units`` (2 s n c), and the variance that they give the mean difference; 0 of one.
+
+    A score is a ratio of sums over documents. What a document adds to it, to first order, is its own numerator less the score
+    times its own denominator, over the sum of the denominators.
+    """
+    over, under = (units[..., COLUMNS.index(name)] for name in RATIOS[metric][:2])  # [2 s n]
+    total = under.sum(-1, keepdims=True)
+    added = (over - over.sum(-1, keepdims=True) / total * under) / total * RATIOS[metric][2]
+    n = int((under > 0).any((0, 1)).sum())
+    by_document = (added[0] - added[1]).mean(0)  # [n]
+    return n, float((by_document**2).sum()) * n / (n - 1) if n > 1 else 0.0
 
 
 def _holm(found: list[Difference], higher_is_better: bool) -> list[Difference]:
@@ -184,4 +202,4 @@ def _holm(found: list[Difference], higher_is_better: bool) -> list[Difference]:
         largest = max(largest, min(1.0, p * (len(order) - place)))
         verdict: Verdict = "~" if largest >= 1 - LEVEL else "better" if (value > 0) == higher_is_better else "worse"
         found[i] = replace(found[i], p=largest, verdict=verdict)
-    return [replace(d, note=d.note or "one seed and one document show no spread") if d.p is None else d for d in found]
+    return found

@@ -176,7 +176,7 @@ def _along(
     notes = [*notes, *([str(scored.stopped)] if scored.stopped else [])]
     notes += [] if has_state(model) else ["the model carries no state: each document was read in one call"]
     bytes_per_token = sum(d.n_bytes for d in documents) / sum(len(d.targets) for d in documents)
-    means = by_multiple(nats, asked.ends, bytes_per_token)
+    means = by_multiple(nats, asked.ends, bytes_per_token, trained)
     within = mean_bits(nats[:, :trained], bytes_per_token)[0] if scored_to(nats, trained) else None
     uniform = math.log2(task.vocab_size) / bytes_per_token
     results = [_result(scored, end, reached) for end in asked.ends]
@@ -240,6 +240,6 @@ def _in_windows(
             continue
         units = np.stack([nats / math.log(2), n_bytes], axis=1)
         entry["bits_per_byte"] = float(units[:, 0].sum() / n_bytes.sum())
-        entry["interval"] = interval(units, lambda sums: np.asarray(sums[:, 0] / sums[:, 1]))
+        entry["interval"] = interval(units, lambda sums: np.asarray(sums[:, 0] / sums[:, 1]), least=0.0)
         entry["result"] = "ok"
     return {"protocol": "windows", "stride": stride, "by_length": by_length, "note": "; ".join(notes) or None}

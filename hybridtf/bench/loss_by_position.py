@@ -26,19 +26,35 @@ COLLAPSE_MARGIN = 1.0
 """Bits a byte above the loss within the trained length from which on a model is said to have collapsed."""
 
 
-def by_multiple(nats: NDArray[Any], ends: Sequence[int], bytes_per_token: float) -> dict[str, list[Any]]:
-    """``bits_per_byte`` between each end and the one before it with its ``interval``, and ``cumulative`` from the start;
-    None where not all positions before the end were scored."""
-    out: dict[str, list[Any]] = {"bits_per_byte": [], "interval": [], "cumulative": []}
-    start = 0
-    for end in ends:
-        values: tuple[Any, ...] = (None, None, None)
+def by_multiple(
+    nats: NDArray[Any], ends: Sequence[int], bytes_per_token: float, trained_length: int
+) -> dict[str, list[Any]]:
+    """``bits_per_byte`` between each end and the one before it with its ``interval``, its ``change`` {value, interval} from
+    that of the end that is the trained length, document by document, and ``cumulative`` from the start; None where not all
+    positions before the end were scored."""
+    out: dict[str, list[Any]] = {"bits_per_byte": [], "interval": [], "change": [], "cumulative": []}
+    starts = dict(zip(ends, [0, *ends], strict=False))
+    near = nats[:, starts[trained_length] : trained_length] if trained_length in starts else None
+    for end, start in starts.items():
+        values: tuple[Any, ...] = (None, None, None, None)
         if scored_to(nats, end):
-            values = (*mean_bits(nats[:, start:end], bytes_per_token), mean_bits(nats[:, :end], bytes_per_token)[0])
+            part = nats[:, start:end]
+            change = None if near is None or end == trained_length else _change(near, part, bytes_per_token)
+            values = (*mean_bits(part, bytes_per_token), change, mean_bits(nats[:, :end], bytes_per_token)[0])
         for name, value in zip(out, values, strict=True):
             out[name].append(value)
-        start = end
     return out
+
+
+def _change(near: NDArray[Any], far: NDArray[Any], bytes_per_token: float) -> dict[str, Any] | None:
+    """The mean over documents of what each has more in ``far`` (n t) than in ``near``, bits a byte, with its interval; None
+    where not all of ``near`` was scored."""
+    if np.isnan(near).any():
+        return None
+    units = np.stack([(far.mean(1) - near.mean(1)) / math.log(2) / bytes_per_token, np.ones(len(far))], axis=1)
+    return {
+        "value": float(units[:, 0].mean()), "interval": interval(units, lambda sums: np.asarray(sums[:, 0] / sums[:, 1])),
+    }
 
 
 def scored_to(nats: NDArray[Any], end: int) -> bool:
@@ -53,7 +69,7 @@ def mean_bits(nats: NDArray[Any], bytes_per_token: float) -> tuple[float, tuple[
     def statistic(sums: Floats) -> Floats:
         return np.asarray(sums[:, 0] / sums[:, 1] / math.log(2) / bytes_per_token)
 
-    return float(statistic(units.sum(0, keepdims=True))[0]), interval(units, statistic)
+    return float(statistic(units.sum(0, keepdims=True))[0]), interval(units, statistic, least=0.0)
 
 
 def by_position(nats: NDArray[Any], trained_length: int) -> list[list[float]]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from hybridtf.bench.bootstrap import Floats, interval
+from hybridtf.bench.bootstrap import Floats, interval, interval_of_share
 from hybridtf.bench.records import Record, make_record
 from hybridtf.bench.scoring import as_language_model
 from hybridtf.bench.subject import Subject
@@ -20,6 +20,14 @@ from hybridtf.train.evaluate import HasDocuments
 
 COLUMNS = tuple(field.name for field in fields(Totals))
 """What is summed over a document."""
+RATIOS = {
+    "loss": ("nats", "n_tokens", 1.0), "accuracy": ("n_correct", "n_tokens", 1.0),
+    "row_accuracy": ("n_rows_correct", "n_rows", 1.0), "answer_accuracy": ("n_answers_correct", "n_answers", 1.0),
+    "bits_per_byte": ("nats", "n_bytes", 1 / math.log(2)),
+}
+"""Metrics of :class:`Totals`: the sum that is divided, the one that it is divided by, and a factor."""
+SHARES = ("accuracy", "row_accuracy", "answer_accuracy")
+"""Those of them that are shares of what is right."""
 
 
 def measure_quality(
@@ -30,9 +38,9 @@ def measure_quality(
 
     Held-out documents are read in windows of ``seq_len`` tokens that move by ``stride`` (default: half a window),
     every token scored once. ``max_tokens``: only the first tokens of each document, as :func:`hybridtf.train.evaluate`
-    cuts them; the baselines are of whole documents, and ``note`` then says so. The interval (95 %) draws documents
-    (for a task without any: rows) again with replacement. ``groups``: the same for each kind of row that the task tells
-    apart, such as lengths. ``progress`` is told how many tokens are scored. """
+    cuts them; the baselines are of whole documents, and ``note`` then says so. The interval (95 %) is over documents
+    (for a task without any: rows), drawn again with replacement but for shares. ``groups``: the same for each kind of row
+    that the task tells apart, such as lengths. ``progress`` is told how many tokens are scored. """
     result = evaluate(
         as_language_model(model), task, seq_len=seq_len, stride=stride, batch_size=batch_size, max_tokens=max_tokens,
         on_batch=progress,
@@ -59,19 +67,6 @@ def units_of(per_document: Sequence[Totals]) -> dict[str, Any]:
     return {name: values[0] if len(set(values)) == 1 else values for name, values in columns.items()}
 
 
-def ratio(metric: str, sums: Floats) -> Floats | None:
-    """A metric of :class:`Totals` over sums (... c), a column a field; NaN where nothing was scored; None: not one of them."""
-    parts = {
-        "loss": ("nats", "n_tokens"), "accuracy": ("n_correct", "n_tokens"), "row_accuracy": ("n_rows_correct", "n_rows"),
-        "answer_accuracy": ("n_answers_correct", "n_answers"), "bits_per_byte": ("nats", "n_bytes"),
-    }
-    if metric not in parts:
-        return None
-    over, under = (sums[..., COLUMNS.index(name)] for name in parts[metric])
-    scale = math.log(2) if metric == "bits_per_byte" else 1.0
-    return np.asarray(np.where(under > 0, over, np.nan) / np.where(under > 0, under, 1.0) / scale)
-
-
 def quality_fields(task: Task, total: Totals, per_document: Sequence[Totals]) -> dict[str, Any]:
     """The measure of ``total``, its interval over the documents, and the sizes it comes from."""
     return {
@@ -90,10 +85,14 @@ def _score(task: Task, per_document: Sequence[Totals]) -> dict[str, Any]:
 
 
 def _interval(task: Task, per_document: Sequence[Totals]) -> tuple[float, float] | None:
-    units = np.array([astuple(d) for d in per_document], dtype=np.float64)
+    """Over documents (or rows): of a share that of shares, else drawn; neither loss nor bits are below 0."""
+    units = np.array([astuple(d) for d in per_document], dtype=np.float64).reshape(-1, len(COLUMNS))
+    if task.metric in SHARES:
+        right, scored = (units[:, COLUMNS.index(name)] for name in RATIOS[task.metric][:2])
+        return interval_of_share(right, scored)
 
     def statistic(sums: Floats) -> Floats:
         draws = [Totals(float(nats), *(int(count) for count in counts)) for nats, *counts in sums]
         return np.array([task.metrics(draw)[task.metric] for draw in draws])
 
-    return interval(units, statistic)
+    return interval(units, statistic, least=0.0 if task.metric in RATIOS else -math.inf)

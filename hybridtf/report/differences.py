@@ -14,9 +14,9 @@ from hybridtf.report.measured import REF
 from hybridtf.report.table import Cell, Column, Table, exact
 
 NOTE = (
-    "Intervals (95 %) of the paired difference: documents, and seeds where there are several, are drawn again with replacement "
-    "(bootstrap), for both recipes alike; few seeds widen it by Student's t. p is Holm's, over all pairs of the task; from "
-    "0.05 on the difference does not show: ~."
+    "Intervals (95 %) of the paired difference: Student's, of the variance over seeds plus that over documents, for both "
+    "recipes alike; few seeds or documents widen it. p is Holm's, over all pairs of the task; from 0.05 on the difference does "
+    "not show: ~. One seed and fewer than 10 documents bear no verdict."
 )
 
 
@@ -83,7 +83,7 @@ def difference_tables(evidence: ev.Evidence) -> list[Table]:
             Column("difference", f"difference in {measure.head} (95 %)", "score", True, f"of the first; {measure.better}"),
             Column("p", "p", explanation="two-sided, after Holm's correction"),
             Column("n_seeds", "seeds", "plain", explanation="that both have"),
-            Column("n_documents", "documents or rows", "plain", explanation="that are drawn; 0: seeds alone are"),
+            Column("n_documents", "documents or rows", "plain", explanation="that were scored; 0: seeds alone are judged"),
             Column("verdict", "verdict on the first"),
         )
         pairs = pairwise(evidence, measure)

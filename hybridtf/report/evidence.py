@@ -11,14 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from hybridtf.bench.differences import FEWEST_DOCUMENTS
 from hybridtf.report import failures, sifting
 from hybridtf.report.measured import Measured, Record, finite, number, over_seeds, pair, read
 from hybridtf.report.sifting import readable
 
 __all__ = [
     "Condition", "Evidence", "Measure", "Measured", "Record", "Subject", "at_multiple", "baseline", "by_multiple",
-    "condition_of", "failed_trainings", "finite", "gather", "in_group", "measures", "number", "over_seeds", "pair", "quality",
-    "quality_outcome", "readable", "scored", "speed", "state_bytes", "task_of", "timed", "trained_length", "trained_lengths",
+    "change_at_multiple", "condition_of", "failed_trainings", "finite", "gather", "in_group", "measures", "number",
+    "over_seeds", "pair", "quality", "quality_outcome", "readable", "scored", "speed", "state_bytes", "task_of", "timed",
+    "trained_length", "trained_lengths",
 ]  # fmt: skip
 
 Condition: TypeAlias = tuple[int, int]
@@ -265,6 +267,17 @@ def at_multiple(subject: Subject, multiple: float) -> Measured | None:
         [read(by_multiple(r, "bits_per_byte").get(multiple), r) for r in found],
         [pair(by_multiple(r, "interval").get(multiple)) for r in found],
     )
+
+
+def change_at_multiple(subject: Subject, multiple: float) -> Measured | None:
+    """Bits per byte at ``multiple`` times the trained length less those within it, on the same documents; None where a seed's
+    record does not say it, or one seed read too few documents."""
+    found = [r for r in subject.of("extrapolation") if by_multiple(r, "bits_per_byte").get(multiple) is not None]
+    items = [item if isinstance(item := by_multiple(r, "change").get(multiple), Mapping) else {} for r in found]
+    values = [read(item.get("value"), r) for item, r in zip(items, found, strict=True)]
+    spreads = [pair(item.get("interval")) for item in items]
+    few = len(found) == 1 and (number(found[0], "n_documents") or 0) < FEWEST_DOCUMENTS
+    return None if few or None in values or None in spreads else over_seeds(values, spreads)
 
 
 def by_multiple(record: Record, field: str) -> dict[float, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from hybridtf.bench.bootstrap import student95
+from hybridtf.bench.distributions import student95
 
 Record: TypeAlias = Mapping[str, Any]
 

@@ -99,12 +99,13 @@ def _extrapolation(subject: ev.Subject) -> str:
     near, there = scored[1], scored[far]
     values = f"{numbers.digits(near.value, near.half)} to {numbers.digits(there.value, there.half)}"
     where = f"at {far:g} times the trained length"
-    if near.overlaps(there):
-        return f"{where} it keeps its level within the intervals ({values})"
-    unsaid = "" if near.overlaps(there) is not None else ", without intervals to judge it by"
-    if there.value == near.value:
-        return f"{where} it keeps its level ({values}{unsaid})"
-    return f"{where} it gets {'worse' if there.value > near.value else 'better'} ({values}{unsaid})"
+    change = ev.change_at_multiple(subject, far)
+    if change is None or change.low is None or change.high is None:
+        return f"{where} whether its level changes cannot be told ({values}; no interval of the change over enough documents)"
+    if change.low <= 0 <= change.high:
+        spread = numbers.interval(change.low, change.high)
+        return f"{where} no change of its level shows ({values}; 95 % interval of the change {spread})"
+    return f"{where} it gets {'worse' if change.value > 0 else 'better'} ({values})"
 
 
 def _speed(evidence: ev.Evidence, subject: ev.Subject, phase: str, verb: str) -> str:

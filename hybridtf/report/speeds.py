@@ -15,7 +15,7 @@ def faster(one: ev.Subject, two: ev.Subject, phase: str, condition: ev.Condition
     """
     ours, theirs = ev.timed(one, phase, condition), ev.timed(two, phase, condition)
     ratios = [(_ratio(a), _ratio(b)) for a in ours for b in theirs if a.get("seed") == b.get("seed")]
-    if any(ratio.get("verdict") for pair in ratios for ratio in pair):
+    if any(ratio.get("verdict") or ratio.get("refused") for pair in ratios for ratio in pair):
         return all(_borne(ours[0], theirs[0], *pair) for pair in ratios)
     rates = ev.speed(one, phase, condition), ev.speed(two, phase, condition)
     if rates[0] is None or rates[1] is None or rates[0].overlaps(rates[1]) is not False:

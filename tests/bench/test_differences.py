@@ -9,7 +9,7 @@ import pytest
 
 from hybridtf.bench import pairwise
 from hybridtf.bench.differences import unit_table
-from hybridtf.bench.quality import COLUMNS, ratio, units_of
+from hybridtf.bench.quality import COLUMNS, RATIOS, units_of
 from hybridtf.core import DataError
 from hybridtf.tasks import Totals
 
@@ -37,9 +37,9 @@ def test_units_are_the_sums_again():
     }
     table = unit_table({"units": units, "n_documents": 2})
     total = sum(rows, Totals())
-    for metric in ("loss", "accuracy", "row_accuracy", "answer_accuracy", "bits_per_byte"):
-        assert ratio(metric, table.sum(0)) == pytest.approx(getattr(total, metric), abs=1e-4)
-    assert ratio("another", table) is None
+    sums = dict(zip(COLUMNS, table.sum(0), strict=True))
+    for metric, (over, under, factor) in RATIOS.items():
+        assert sums[over] / sums[under] * factor == pytest.approx(getattr(total, metric), abs=1e-4)
     assert len(COLUMNS) == table.shape[1]
 
 
@@ -85,7 +85,7 @@ def test_the_interval_covers_the_truth(n_seeds):
             quality(name, seed, draws(generator, 0.5 + 0.1 * generator.standard_normal(), np.zeros(40)))
             for seed in range(n_seeds) for name in "ab"
         ]
-        (difference,) = pairwise(records, draws=400)
+        (difference,) = pairwise(records)
         inside += difference.low <= 0 <= difference.high
         found += difference.verdict != "~"
     assert inside >= 89
@@ -120,3 +120,78 @@ def test_other_documents_are_not_paired():
     assert found.n_documents == 0
     assert "different documents" in found.note
     assert found.low < found.value < found.high
+
+
+def falsely(n_recipes, n_seeds, record, trials=300):
+    """The share of comparisons of equals in which some pair has a verdict; ``record`` (recipe, seed, generator)."""
+    generator = np.random.default_rng(100 * n_recipes + n_seeds)
+    wrong = 0
+    for _ in range(trials):
+        records = [record(f"r{i}", s, generator) for i in range(n_recipes) for s in range(n_seeds)]
+        wrong += any(d.verdict not in ("~", "unknown") for d in pairwise(records))
+    return wrong / trials
+
+
+def bare(recipe, seed, generator):
+    return quality(recipe, seed, [1], value=generator.normal(), units=None)
+
+
+def with_documents(n):
+    """Documents that differ, and models that differ by chance on each of them."""
+    return lambda recipe, seed, generator: quality(recipe, seed, draws(generator, 0.5, np.linspace(-0.3, 0.3, n)))
+
+
+@pytest.mark.parametrize("n_seeds", [2, 3, 5])
+@pytest.mark.parametrize("n_recipes", [4, 6])
+def test_of_equals_trained_with_few_seeds_none_is_better(n_recipes, n_seeds):
+    """A bootstrap of two seeds has four draws, and called 33 % of four equals better."""
+    assert falsely(n_recipes, n_seeds, bare) <= 0.07
+    assert falsely(n_recipes, n_seeds, with_documents(12), trials=40) <= 0.07
+
+
+@pytest.mark.parametrize("n", [2, 5, 9])
+def test_one_seed_and_few_documents_bear_no_verdict(n):
+    (found,) = pairwise([quality("a", 0, [19] * (n - 1) + [18]), quality("b", 0, [2] * n)])
+    assert found.low < found.value < found.high
+    assert (found.p, found.verdict) == (None, "unknown")
+    assert f"one seed and {n} documents are too few" in found.note
+
+
+@pytest.mark.parametrize("n", [10, 20])
+def test_of_equals_scored_on_few_documents_none_is_better(n):
+    assert falsely(2, 1, with_documents(n), trials=500) <= 0.07
+
+
+@pytest.mark.parametrize("n", [2, 5, 10, 40])
+def test_the_interval_over_documents_covers_the_truth(n):
+    generator = np.random.default_rng(n)
+    inside = 0
+    for _ in range(400):
+        (found,) = pairwise([with_documents(n)(name, 0, generator) for name in "ab"])
+        inside += found.low is None or found.low <= 0 <= found.high
+    assert inside >= 0.93 * 400
+
+
+@pytest.mark.parametrize("n_seeds", [1, 2])
+def test_sums_without_a_scored_row_leave_the_seeds(n_seeds):
+    records = [
+        quality(name, seed, [3, 4], value=0.1 * seed * (name == "a"), units=units_of([Totals(n_bytes=1)] * 2))
+        for name in "ab" for seed in range(n_seeds)
+    ]
+    (found,) = pairwise(records)
+    assert "nothing scored" in found.note
+    assert (found.verdict, found.n_documents) == ("unknown" if n_seeds == 1 else "~", 0)
+
+
+def test_seeds_that_all_say_the_same_show_no_spread():
+    levels = {"a": 0.9, "b": 0.8}
+    (found,) = pairwise([quality(n, seed, [1], value=level, units=None) for n, level in levels.items() for seed in (0, 1)])
+    assert (found.verdict, found.p) == ("unknown", None)
+    assert "2 seeds show no spread" in found.note
+
+
+def test_only_scored_documents_count():
+    rows = [Totals(n_tokens=4, n_correct=c, n_answers=a, n_answers_correct=a) for c, a in ((1, 0), (2, 1), (3, 0))]
+    more = {"metric": "answer_accuracy", "units": units_of(rows), "n_documents": 3}
+    (found,) = pairwise([quality(name, 0, [1], **more) for name in "ab"])
+    assert (found.n_documents, found.verdict) == (1, "unknown")

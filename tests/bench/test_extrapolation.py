@@ -65,6 +65,12 @@ def test_the_record_equals_sums_by_hand():
         low, high = found["interval"][i]
         assert low <= found["bits_per_byte"][i] <= high
         assert found["state_bytes"][i] == state_size(model, stop)["used"]
+    assert found["change"][0] is None
+    for (start, stop), change in zip(ranges[1:], found["change"][1:], strict=True):
+        paired = (nats[:, start:stop].mean(1) - nats[:, :24].mean(1)) / math.log(2)
+        low, high = change["interval"]
+        assert change["value"] == pytest.approx(paired.mean(), abs=1e-9)
+        assert low <= change["value"] <= high
     assert [b[0] for b in found["by_position"]] == list(range(0, 384, 3))
     assert found["by_position"][5][1:] == [pytest.approx(nats[:, 15:18].mean(), abs=1e-9), 9]
     assert found["note"] is None
@@ -148,7 +154,7 @@ def test_a_model_without_state_reads_each_document_in_one_call():
 
 def test_bytes_of_a_token_scale_the_bits():
     nats = np.full((2, 4), math.log(2) * 3)
-    out = by_multiple(nats, [2, 4, 8], 1.5)
+    out = by_multiple(nats, [2, 4, 8], 1.5, 2)
     assert out["bits_per_byte"] == [pytest.approx(2), pytest.approx(2), None]
     assert by_position(nats, 8) == [[i, pytest.approx(3 * math.log(2)), 2] for i in range(4)]
 

@@ -369,6 +369,39 @@ def test_interval_of_a_share():
     assert interval_of_share(ones[:0], ones[:0]) is None
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 4, 32])
+@pytest.mark.parametrize("n", [2, 16, 100])
+def test_a_row_more_that_is_right_never_lowers_the_interval(n, tokens):
+    """100 of 100 rows had a lower end of 0.964, and 99 of them one of 0.970."""
+    scored = np.full(n, tokens)
+    ends = np.array([interval_of_share(tokens * (np.arange(n) < k), scored) for k in range(n + 1)])
+    shares = np.arange(n + 1) / n
+    assert (np.diff(ends, axis=0) >= -1e-9).all()
+    assert ((ends[:, 0] <= shares) & (shares <= ends[:, 1])).all()
+    assert (ends[-1, 0], ends[-1, 1]) == (pytest.approx(0.025 ** (1 / n)), 1.0)
+
+
+@pytest.mark.parametrize("n", [2, 16, 100])
+def test_no_sample_is_surer_of_a_high_share_than_one_that_is_all_right(n):
+    generator = np.random.default_rng(n)
+    scored = generator.integers(1, 60, n)
+    for wrong in (1, 2, 5, 20):
+        right = np.maximum(scored - generator.multinomial(wrong, np.full(n, 1 / n)), 0)
+        low, high = interval_of_share(right, scored)
+        assert low <= interval_of_share(scored, scored)[0] + 1e-9 < high
+        low, high = interval_of_share(scored - right, scored)
+        assert low < interval_of_share(0 * scored, scored)[1] <= high + 1e-9
+
+
+@pytest.mark.parametrize(("n", "tokens"), [(5, 1), (5, 20), (30, 20), (100, 4)])
+def test_the_interval_of_a_share_covers_the_truth(n, tokens):
+    """Rows that differ: each has its own chance of a right token."""
+    generator = np.random.default_rng(n)
+    rows = [generator.binomial(tokens, generator.beta(8, 2, n)) for _ in range(500)]
+    found = [interval_of_share(right, np.full(n, tokens)) for right in rows]
+    assert sum(low <= 0.8 <= high for low, high in found) >= 0.93 * 500
+
+
 def test_a_deadline_ends_a_reading_between_calls():
     with pytest.raises(Stopped, match="out of time after 0 tokens"), torch.no_grad():
         list(read(Solver(), torch.zeros(1, 9, dtype=torch.int64), torch.zeros(1, 9, dtype=torch.int64), chunk=3, deadline=0.0))

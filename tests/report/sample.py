@@ -225,6 +225,7 @@ def extrapolation(name: str, seed: int = 0) -> dict[str, Any]:
         n_documents=25,
         bits_per_byte=values,
         interval=[[v - half, v + half] for v in values],
+        change=[None, *({"value": d, "interval": [d - 0.02, d + 0.02]} for d in (v - values[0] for v in values[1:]))],
         cumulative=values,
         by_position=buckets,
         state_bytes=[per_token * TRAINED * m + constant for m in MULTIPLES],

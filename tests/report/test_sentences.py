@@ -81,10 +81,12 @@ def test_the_sentence_and_the_table_of_differences_say_the_same() -> None:
 
 def test_records_without_sums_by_document_are_compared_over_their_seeds_alone() -> None:
     names = ("attention", "mamba2")
-    records = [{**sample.quality(name, seed, 0.001 * seed), "units": None} for name in names for seed in (0, 1, 2)]
+    records = [
+        {**sample.quality(name, seed, 0.001 * seed * (name == "mamba2")), "units": None} for name in names for seed in (0, 1, 2)
+    ]
     (table,) = difference_tables(gather(records))
     assert [(row["verdict"], row["n_documents"]) for row in table.to_rows()] == [("worse", 0)]
-    assert "drawn over seeds alone" in table.notes[1]
+    assert "judged by seeds alone" in table.notes[1]
     (one,) = difference_tables(gather(records[::3]))
     assert (one.to_rows()[0]["verdict"], one.to_rows()[0]["difference"]) == ("unknown", pytest.approx(0.041))
     assert "show no spread" in one.notes[1] or "one seed" in one.notes[1]
@@ -124,6 +126,8 @@ def test_a_refused_ratio_and_an_unknown_interval_bear_no_fastest() -> None:
     few = {"refused": ["5 rounds are too few"]}
     text = said([timed("attention", 100, 1.0, "~", **few), timed("mamba2", 50, 2.0, "~", **few)])
     assert "the fastest" not in text["attention"]
+    text = said([timed("attention", 100, 1.0, "", **few), timed("mamba2", 50, 2.0, "", **few)])
+    assert "the fastest" not in text["attention"]
     records = [{**sample.speed(name, "train"), "spread_s": None} for name in ("attention", "mamba2")]
     assert "nothing measured tells it from that of mamba2" in said(records)["attention"]
 
@@ -134,3 +138,26 @@ def test_a_seed_that_failed_leaves_no_mean() -> None:
     assert "seed 1 ended early" in text
     assert "has no held-out score (not finite in 1 of 2 seeds)" in text
     assert "2.2" not in text
+
+
+def read_far(n_documents: int, change: object) -> str:
+    """Of a model whose level rises by 0.6 bits, each level with an interval of 1 bit either way."""
+    record = {
+        **sample.extrapolation("mamba2"), "multiples": [1, 16], "bits_per_byte": [2.0, 2.6],
+        "interval": [[1.0, 3.0], [1.6, 3.6]], "n_documents": n_documents, "change": [None, change],
+    }
+    return said([record])["mamba2"]
+
+
+def test_a_level_is_kept_or_not_by_the_documents_own_change() -> None:
+    """Intervals of two levels overlap where the documents differ, whatever each of them does."""
+    surely = {"value": 0.6, "interval": [0.5, 0.7]}
+    assert "at 16 times the trained length it gets worse (" in read_far(25, surely)
+    rows = sample.beyond("attention")  # of another protocol: it says nothing of texts
+    ((_, text),) = sentences(gather([sample.extrapolation("attention"), rows]))
+    assert "it gets worse" in text
+    assert "it gets better" in read_far(25, {"value": -0.6, "interval": [-0.7, -0.5]})
+    assert "no change of its level shows" in read_far(25, {"value": 0.6, "interval": [-0.1, 1.3]})
+    for text in (read_far(2, surely), read_far(25, None), read_far(25, {"value": 0.6, "interval": None})):
+        assert "at 16 times the trained length whether its level changes cannot be told" in text
+        assert "keeps" not in text

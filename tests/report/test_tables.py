@@ -107,7 +107,7 @@ def test_several_seeds() -> None:
     row = table.to_rows()[0]
     assert row["n_seeds"] == row["bits_per_byte_seeds"] == 3
     assert row["bits_per_byte"] == pytest.approx(2.243)
-    half = 4.303 * 0.3 / 3**0.5
+    half = 4.302653 * 0.3 / 3**0.5
     assert row["bits_per_byte_high"] == pytest.approx(2.243 + half)
     assert "2.2 (1.5\u20133.0)" in table.to_markdown()
 
