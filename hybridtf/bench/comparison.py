@@ -59,6 +59,9 @@ def compare(
     out = Path(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{out}: cannot be made ({error.strerror or error}); choose another folder") from None
+    try:
         with FileLock(out / LOCK, blocking=False):
             run = _Comparison(out, options, tasks, tuple(seeds), say or (lambda line: None), engine or _engine(options))
             return run.all(groups)
@@ -196,7 +199,9 @@ class _Comparison:
                 if has_memory(self.records, subject, phase, sizes, self.options):
                     continue
                 self.say(f"{arm.name}: memory of {phase}")
-                self.add(measure_memory(subject, phase=phase, **sizes, limit_bytes=self.options.limit_bytes))
+                self.add(measure_memory(
+                    subject, phase=phase, batch_size=sizes.batch_size, length=sizes.length, limit_bytes=self.options.limit_bytes
+                ))
 
     def speed(self, arms: Sequence[Arm]) -> None:
         """Tokens a second of all recipes in turn: unless one session timed them all, all are measured, since they only
@@ -209,6 +214,7 @@ class _Comparison:
             self.say(f"speed of {phase}" + (f", {len(arms)} recipes in turn" if len(arms) > 1 else ""))
             first, *others = subjects
             for record in measure_speed(
-                first, phases=(phase,), **sizes, repeats=self.options.repeats, warmup=self.options.warmup, against=others
+                first, phases=(phase,), batch_size=sizes.batch_size, length=sizes.length, repeats=self.options.repeats,
+                warmup=self.options.warmup, against=others,
             ):
                 self.add(record)

@@ -6,7 +6,7 @@ The last record of a recipe, seed, phase and size is what reports read, and alon
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,17 +16,21 @@ from hybridtf.bench.records import Record, Records, select
 from hybridtf.bench.subject import Subject
 from hybridtf.cost.phases import Phase
 
-Sizes = dict[str, int]
-"""``batch_size`` (rows) and ``length`` (tokens a row), as records call them."""
+
+class Sizes(NamedTuple):
+    """What a phase is measured at: rows, and tokens a row."""
+
+    batch_size: int
+    length: int
 
 
 def sizes_of(arms: Sequence[Arm], phase: Phase, options: CompareOptions) -> Sizes:
     """What a phase of all ``arms`` is measured at: in ``train`` the smallest batch and the smallest length that one of them
     is trained with. No one's order decides, and what fits and is legal for one's own training is so at these."""
     if phase != "train":
-        return {"batch_size": 1, "length": options.context}
+        return Sizes(1, options.context)
     configs = [arm.config for arm in arms]
-    return {"batch_size": min(c.batch_size for c in configs), "length": min(c.seq_len for c in configs)}
+    return Sizes(min(c.batch_size for c in configs), min(c.seq_len for c in configs))
 
 
 def has_memory(records: Records, subject: Subject, phase: Phase, sizes: Sizes, options: CompareOptions) -> bool:
@@ -55,13 +59,13 @@ def has_speeds(
 
 def _last(records: Records, kind: str, subject: Subject, phase: Phase, sizes: Sizes) -> Record | None:
     same: dict[str, Any] = {"recipe": subject.name, "recipe_hash": subject.recipe_hash, "seed": subject.seed, "phase": phase}
-    found = select(records, kind, **same, **sizes)
+    found = select(records, kind, **same, **sizes._asdict())
     return found[-1] if found else None
 
 
 def _device_name(options: CompareOptions) -> str:
     """As records name it: a GPU by its number."""
     device = torch.device(options.chosen_device)
-    if device.type == "cuda" and device.index is None:
+    if str(device) == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
     return str(device)
