@@ -74,7 +74,9 @@ def test_what_would_do_nothing_is_refused(recipe: str, trained: Path) -> None:
     assert "--max-length does nothing here: it needs --limit or --fits" in refused(
         "bench", "memory", recipe, "--max-length", 64, *QUICK
     )
-    assert "--timeout does nothing here: it needs --fits or --rest" in refused("bench", "memory", recipe, "--timeout", 9, *QUICK)
+    assert "--timeout does nothing here: it needs --fits or --rest" in refused(
+        "bench", "memory", recipe, "--timeout", 9, *QUICK
+    )
     assert "--rest does nothing here" in refused("bench", "memory", recipe, "--rest", "--fits", *QUICK)
     assert "--multiples does nothing here: --lengths says all of them" in refused(
         "bench", "extrapolation", trained, "--multiples", "1,2", "--lengths", "64"
@@ -101,9 +103,24 @@ def test_files_of_one_name_are_called_by_their_paths(recipe: str, tmp_path: Path
 def test_a_place_that_cannot_be_written_to_is_refused_before_any_work(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for work in ("bench.compare", "bench.speed.measure_speed", "bench.memory.measure_memory", "studies.run_study", "train.train"):
+    works = ("bench.compare", "bench.speed.measure_speed", "bench.memory.measure_memory", "studies.run_study", "train.train")
+    for work in works:
         monkeypatch.setattr(f"hybridtf.{work}", None)
     assert refused(*command).startswith("/proc/nope: cannot be written to (")
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("plan smoke/mamba2 --length 99999999999999999M", "--length 99999999999999999M: at most 256M can be counted"),
+        ("match smoke/mamba2 --state-bytes 1MiB --length 9999999999999999999", "at most 256M can be counted"),
+        ("plan smoke/mamba2 --length 16 --batch-size 99999999999999999999", "batch_size must be from 1 to 65536"),
+        ("compare smoke/mamba2 -o OUT --lr inf", "learning_rates must differ, be finite and above 0"),
+        ("compare smoke/mamba2 -o OUT --timeout nan", "timeout_s must be finite and above 0"),
+    ],
+)
+def test_numbers_beyond_all_bounds(command: str, message: str, tmp_path: Path) -> None:
+    assert message in refused(*command.replace("OUT", str(tmp_path)).split())
 
 
 def test_looking_for_a_place_leaves_nothing(tmp_path: Path) -> None:
