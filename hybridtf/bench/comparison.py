@@ -1,7 +1,8 @@
 """``compare``: train several recipes, measure everything, and append a record for each thing as soon as it is known.
 
 A comparison that was interrupted goes on where it stopped: what the records file holds of a recipe (by name and hash),
-seed and kind is not done again, and a half-trained run resumes. Only this process writes records. """
+seed and kind is not done again if it was measured as is asked for now, and a half-trained run resumes. Only this process
+writes records. """
 
 from __future__ import annotations
 
@@ -19,13 +20,12 @@ from hybridtf.bench.learning import RUNS, Learn, sweep_record, train_record
 from hybridtf.bench.memory import measure_memory
 from hybridtf.bench.options import CompareOptions
 from hybridtf.bench.pool import LocalPool, ThisProcess
+from hybridtf.bench.recorded import has_memory, has_speeds, sizes_of
 from hybridtf.bench.records import Record, Records, append_record, read_records, select
 from hybridtf.bench.speed import measure_speed
 from hybridtf.bench.subject import Subject
 from hybridtf.bench.sweep import Choice, choose
 from hybridtf.core import ConfigError
-from hybridtf.cost.phases import Phase
-from hybridtf.train import TrainConfig
 
 RECORDS, LOCK = "records.jsonl", ".compare.lock"
 
@@ -59,6 +59,9 @@ def compare(
     out = Path(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{out}: cannot be made ({error.strerror or error}); choose another folder") from None
+    try:
         with FileLock(out / LOCK, blocking=False):
             run = _Comparison(out, options, tasks, tuple(seeds), say or (lambda line: None), engine or _engine(options))
             return run.all(groups)
@@ -109,10 +112,10 @@ class _Comparison:
                 self.say(f"{choice.arm.name}: {choice.note}")
         self.learn(choices)
         arms = [choice.arm for choice in choices]
-        for arm in arms:
-            self.memory(arm)
         for task in dict.fromkeys(arm.task_name for arm in arms):
-            self.speed([arm for arm in arms if arm.task_name == task])
+            together = [arm for arm in arms if arm.task_name == task]
+            self.memory(together)
+            self.speed(together)
         return self._asked_for(groups, arms)
 
     def _asked_for(self, groups: Sequence[Group], arms: Sequence[Arm]) -> Records:
@@ -192,35 +195,31 @@ class _Comparison:
 
     # -- what does not -----------------------------------------------------------------------------------------------
 
-    def memory(self, arm: Arm) -> None:
-        """Bytes of each phase that is not recorded yet."""
-        subject = arm.subject(self.seeds[0])
-        for phase in self.options.memory_phases:
-            batch_size, length = self._sizes(arm.config, phase)
-            if self.done("memory", subject, phase=phase, batch_size=batch_size, length=length):
-                continue
-            self.say(f"{arm.name}: memory of {phase}")
-            self.add(measure_memory(
-                subject, phase=phase, batch_size=batch_size, length=length, limit_bytes=self.options.limit_bytes
-            ))
+    def memory(self, arms: Sequence[Arm]) -> None:
+        """Bytes of each phase that are not recorded yet."""
+        for arm in arms:
+            subject = arm.subject(self.seeds[0])
+            for phase in self.options.memory_phases:
+                sizes = sizes_of(arms, phase, self.options)
+                if has_memory(self.records, subject, phase, sizes, self.options):
+                    continue
+                self.say(f"{arm.name}: memory of {phase}")
+                self.add(measure_memory(
+                    subject, phase=phase, batch_size=sizes.batch_size, length=sizes.length, limit_bytes=self.options.limit_bytes
+                ))
 
     def speed(self, arms: Sequence[Arm]) -> None:
-        """Tokens a second of all recipes in turn: unless all are recorded, all are measured, since they only compare
-        when the machine was the same for all."""
+        """Tokens a second of all recipes in turn: unless one session timed them all, all are measured, since they only
+        compare when the machine was the same for all."""
         subjects = [arm.subject(self.seeds[0]) for arm in arms]
         for phase in self.options.speed_phases:
-            batch_size, length = self._sizes(arms[0].config, phase)
-            same = {"phase": phase, "batch_size": batch_size, "length": length}
-            if all(self.done("speed", subject, **same) for subject in subjects):
+            sizes = sizes_of(arms, phase, self.options)
+            if has_speeds(self.records, subjects, phase, sizes, self.options):
                 continue
             self.say(f"speed of {phase}" + (f", {len(arms)} recipes in turn" if len(arms) > 1 else ""))
             first, *others = subjects
             for record in measure_speed(
-                first, phases=(phase,), batch_size=batch_size, length=length, repeats=self.options.repeats,
+                first, phases=(phase,), batch_size=sizes.batch_size, length=sizes.length, repeats=self.options.repeats,
                 warmup=self.options.warmup, against=others,
             ):
                 self.add(record)
-
-    def _sizes(self, config: TrainConfig, phase: Phase) -> tuple[int, int]:
-        """Batch size and length that a phase is measured with."""
-        return (config.batch_size, config.seq_len) if phase == "train" else (1, self.options.context)

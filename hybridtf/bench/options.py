@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -52,8 +53,10 @@ class CompareOptions:
 
     def __post_init__(self) -> None:
         rates = list(self.learning_rates)
-        if any(not rate > 0 for rate in rates) or len(set(rates)) < len(rates):
-            raise ConfigError(f"learning_rates must differ and be above 0, got {rates}")
+        if any(not 0 < rate < math.inf for rate in rates) or len(set(rates)) < len(rates):
+            raise ConfigError(f"learning_rates must differ, be finite and above 0, got {rates}")
+        if self.timeout_s is not None and not 0 < self.timeout_s < math.inf:
+            raise ConfigError(f"timeout_s must be finite and above 0, got {self.timeout_s}; leave it out for no limit")
         if self.workers < 1:
             raise ConfigError(f"workers must be at least 1, got {self.workers}")
         if self.tasks is not None and not self.tasks:

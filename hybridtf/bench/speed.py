@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,7 +42,7 @@ def measure_speed(
     threads: int | None = None, round_s: float = ROUND_SECONDS, progress: Callable[[], None] | None = None,
 ) -> list[Record]:
     """A ``speed`` record for each phase and each subject, all timed in the same ``repeats`` rounds, the first one twice
-    (the control: see :mod:`hybridtf.bench.noise`).
+    (the control: see :mod:`hybridtf.bench.noise`): one ``session``.
 
     ``length``: tokens a row in ``train`` and ``prefill``, and the prompt before ``decode``. Warm-up runs do not count.
     ``threads``: compute with so many, tied to as many cores; None: as it is. ``round_s``: see :func:`time_rounds`.
@@ -58,7 +59,8 @@ def measure_speed(
         _same_backend(subjects, models)
         device = device_of(models[0])
         common: dict[str, Any] = {
-            "batch_size": batch_size, "length": length, "warmup": warmup, **thread_facts(), "device": str(device),
+            "session": uuid.uuid4().hex[:16], "batch_size": batch_size, "length": length, "repeats": repeats,
+            "warmup": warmup, **thread_facts(), "device": str(device),
             "floor": machine_floor(device) if floor else None, "compiled": is_compiled(models[0]),
         }
         for phase in phases:

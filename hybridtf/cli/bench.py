@@ -16,7 +16,8 @@ from hybridtf.cli.output import interruptible, print_json, print_measures, say
 from hybridtf.cli.sources import (
     choose_device,
     is_run,
-    name_of,
+    names_of,
+    need_file,
     parse_size,
     read_recipe,
     read_run,
@@ -37,7 +38,9 @@ Against = Annotated[
     list[str] | None,
     typer.Option("--against", metavar="RECIPE_OR_RUN", help="Measure this beside the others, and compare with it."),
 ]
-Multiples = Annotated[str, typer.Option("--multiples", metavar="N,N,...", help="Multiples of the trained length.")]
+Multiples = Annotated[
+    str | None, typer.Option("--multiples", metavar="N,N,...", help="Of the trained length. Default: 1,2,4,8,16.")
+]
 Length = Annotated[int, typer.Option("--length", min=1, help="Tokens a row; for decode, the prompt before it.")]
 
 
@@ -108,6 +111,7 @@ def speed(
     from hybridtf.report.detail_tables import speed_table
 
     registries()
+    need_file(asked.output)
     subjects = asked.subjects()
     chosen = known.PHASES if asked.phase is None else tuple(_phase(one) for one in asked.phase)
     with interruptible("nothing was written"):
@@ -144,6 +148,7 @@ def kernel(
     from hybridtf.report.detail_tables import kernel_table
 
     registries()
+    need_file(output)
     (subject,) = _subjects([source], set_, device, dtype)
     with interruptible("nothing was written"):
         records = measure_kernels(
@@ -157,10 +162,14 @@ def kernel(
 def memory(
     asked: Measured,
     limit: Limit = None,
-    max_length: Annotated[int, typer.Option("--max-length", min=1, help="The search for it ends here.")] = 1 << 20,
+    max_length: Annotated[
+        int | None, typer.Option("--max-length", min=1, help="The search for it ends here. Default: 1,048,576.")
+    ] = None,
     rest: Annotated[bool, typer.Option("--rest", help="On a CPU, also what a fresh process holds beyond.")] = False,
     fits: Annotated[bool, typer.Option("--fits", help="Try the longest length in child processes instead.")] = False,
-    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds for each child process.")] = 600.0,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", min=1, help="Seconds for each child process. Default: 600.")
+    ] = None,
 ) -> None:
     """Count bytes by kind, and the peak.
 
@@ -171,7 +180,14 @@ def memory(
     from hybridtf.report.fits_table import fits_table
 
     registries()
+    need_file(asked.output)
     limit_bytes = None if limit is None else parse_size(limit, "--limit")
+    _refuse_idle(
+        ("--max-length", max_length is not None and not fits and limit is None, "it needs --limit or --fits"),
+        ("--timeout", timeout is not None and not fits and not rest, "it needs --fits or --rest"),
+        ("--rest", rest and fits, "--fits finds the longest length alone"),
+    )
+    max_length, timeout = max_length or 1 << 20, timeout or 600.0
     with interruptible("nothing was written"):
         records = [
             _try_lengths(subject, one, asked.batch_size, limit_bytes, timeout, max_length) if fits else
@@ -204,7 +220,7 @@ def _try_lengths(
 def extrapolation(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run, checkpoint or model folders.")],
     against: Against = None,
-    multiples: Multiples = "1,2,4,8,16",
+    multiples: Multiples = None,
     lengths: Annotated[
         str | None, typer.Option("--lengths", metavar="N,N,...", help="Tokens instead of multiples, as in 1k,64k,1M.")
     ] = None,
@@ -233,17 +249,27 @@ def extrapolation(
     from hybridtf.report.detail_tables import extrapolation_table
 
     registries()
-    asked: dict[str, Any] = {"multiples": _multiples(multiples), "lengths": _lengths(lengths)}
+    need_file(output)
+    _refuse_idle(("--multiples", multiples is not None and lengths is not None, "--lengths says all of them"))
+    asked: dict[str, Any] = {"multiples": _multiples(multiples or "1,2,4,8,16"), "lengths": _lengths(lengths)}
     asked |= {"chunk": chunk, "batch_size": batch_size, "timeout": timeout, "max_documents": max_documents}
     asked |= {"stride": stride, "max_rows": max_rows}
-    records = []
+    sources, records = [*(against or ()), *runs], []
     with interruptible("nothing was written"):
-        for source in [*(against or ()), *runs]:
+        for source, name in zip(sources, names_of(sources), strict=True):
             run = read_run(source, device)
             task, trained = _task_and_length(run, source, trained_length)
-            subject = run_subject(run, name_of(source))
-            records.append(measure_extrapolation(subject, run.model, task, trained_length=trained, **asked))
+            records.append(measure_extrapolation(run_subject(run, name), run.model, task, trained_length=trained, **asked))
     _finish(records, extrapolation_table, output, json)
+
+
+def _refuse_idle(*options: tuple[str, bool, str]) -> None:
+    """Refuse an option that would do nothing: its name, whether that is so, and why."""
+    from hybridtf.core import ConfigError
+
+    for name, idle, why in options:
+        if idle:
+            raise ConfigError(f"{name} does nothing here: {why}")
 
 
 # -- what they share ---------------------------------------------------------------------------------------------------
@@ -289,14 +315,24 @@ def _subjects(sources: Sequence[str], overrides: Sequence[str] | None, device: s
     from hybridtf.bench.subject import Subject
 
     autocast = None if dtype is Dtype.float32 else getattr(torch, dtype.value)
+    names = names_of(sources)
+    _refuse_changed_runs(sources, overrides)
     found = []
-    for source in dict.fromkeys(sources):
+    for source, name in zip(sources, names, strict=True):
         if is_run(source):
-            found.append(replace(run_subject(read_run(source, device), name_of(source)), autocast=autocast))
+            found.append(replace(run_subject(read_run(source, device), name), autocast=autocast))
         else:
             recipe = read_recipe(source, overrides)
-            found.append(Subject.from_recipe(recipe, name_of(source), device=choose_device(device), autocast=autocast))
+            found.append(Subject.from_recipe(recipe, name, device=choose_device(device), autocast=autocast))
     return found
+
+
+def _refuse_changed_runs(sources: Sequence[str], overrides: Sequence[str] | None) -> None:
+    from hybridtf.core import ConfigError
+
+    run = next((source for source in sources if is_run(source)), None)
+    if overrides and run is not None:
+        raise ConfigError(f"{run}: is a run, and --set changes recipes alone: its model is measured as it was trained")
 
 
 def _finish(records: Sequence[Record], table: Any, output: Path | None, json: bool) -> None:

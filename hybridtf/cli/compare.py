@@ -13,7 +13,8 @@ from hybridtf.cli.output import counted, interruptible, print_json, print_measur
 from hybridtf.cli.sources import (
     build_on_meta,
     choose_device,
-    name_of,
+    names_of,
+    need_file,
     need_folder,
     need_train,
     parse_size,
@@ -77,7 +78,7 @@ def compare(
     Writes records.jsonl and report.html. What is in DIR already is not done again, and a run that was
     interrupted goes on where it stopped. Exit code 1 when the training of a recipe failed.
     """
-    from hybridtf.bench import CompareOptions, read_records
+    from hybridtf.bench import CompareOptions
 
     registries()
     need_folder(output)
@@ -86,11 +87,7 @@ def compare(
         context=context, repeats=repeats, limit_bytes=None if limit is None else parse_size(limit, "--limit"),
         tasks=make_tasks(task), learning_rates=make_rates(lr), workers=workers, timeout_s=timeout,
     )  # fmt: skip
-    named, file = _named(recipes, set_, steps), output / RECORDS
-    before = len(read_records(file, skip_corrupt=True)) if file.is_file() else 0
-    records = _measure(named, output, seeds, options)
-    if len(read_records(file, skip_corrupt=True)) == before:
-        say(f"everything was in {file} already; nothing was measured again")
+    records = _measure(_named(recipes, set_, steps), output, seeds, options)
     _print(records, json)
     page = _write_report(records, output / REPORT)
     if page is not None:
@@ -100,15 +97,21 @@ def compare(
 
 def _measure(named: dict[str, Recipe], output: Path, seeds: int, options: CompareOptions) -> Records:
     from hybridtf.bench import compare as run
+    from hybridtf.bench import read_records
     from hybridtf.train import Interrupted
 
-    saved = f"what was measured is in {output / RECORDS}, and the same command goes on from there"
+    file = output / RECORDS
+    before = len(read_records(file, skip_corrupt=True)) if file.is_file() else 0
+    saved = f"what was measured is in {file}, and the same command goes on from there"
     with interruptible(saved):
         try:
-            return run(named, output, seeds=range(seeds), options=options, say=say)
+            records = run(named, output, seeds=range(seeds), options=options, say=say)
         except Interrupted as stopped:
             say(f"interrupted after step {stopped.step}, which is saved in {stopped.path}; {saved}")
             raise typer.Exit(stopped.exit_code) from None
+    if len(read_records(file, skip_corrupt=True)) == before:
+        say(f"everything was in {file} already; nothing was measured again")
+    return records
 
 
 def make_tasks(names: Sequence[str] | None) -> dict[str, TaskConfig] | None:
@@ -133,17 +136,8 @@ def make_rates(text: str | None) -> tuple[float, ...]:
 
 
 def _named(sources: Sequence[str], overrides: Sequence[str] | None, steps: int | None = None) -> dict[str, Recipe]:
-    """Recipes by the name that records call them; files of one name in different folders by their path."""
-    from hybridtf.core import ConfigError
-
-    if len(set(sources)) < len(sources):
-        twice = max(sources, key=list(sources).count)
-        raise ConfigError(f"{twice} is named twice; copy it to another name to train it twice, or give --seeds")
-    names = [name_of(source) for source in sources]
-    names = [source if names.count(name) > 1 else name for source, name in zip(sources, names, strict=True)]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"two recipes are called {max(names, key=names.count)!r}; copy one of them to another name")
-    found = {name: read_recipe(source, overrides, steps) for name, source in zip(names, sources, strict=True)}
+    """Recipes by the name that records call them."""
+    found = {name: read_recipe(source, overrides, steps) for name, source in zip(names_of(sources), sources, strict=True)}
     for recipe, source in zip(found.values(), sources, strict=True):
         need_train(recipe, source, "--steps 1000")
         build_on_meta(recipe, source)  # what is wrong with the last recipe is said before the first one is trained
@@ -229,14 +223,26 @@ def report(
     """
     from hybridtf.bench.records import read_records
     from hybridtf.core import DataError
-    from hybridtf.report import save_charts, write_latex, write_markdown, write_report
 
     registries()
+    for file in (output, markdown, latex):
+        need_file(file)
+    if charts is not None:
+        need_folder(charts)
     records = read_records([path / RECORDS if path.is_dir() else path for path in sources], skip_corrupt=skip_corrupt)
     if not records:
         raise DataError(f"{', '.join(map(str, sources))}: no records")
     if json or (output, charts, markdown, latex) == (None, None, None, None):
         _print(records, json)
+    _write(records, title, output, charts, markdown, latex)
+
+
+def _write(
+    records: Records, title: str | None, output: Path | None, charts: Path | None, markdown: Path | None, latex: Path | None
+) -> None:
+    """What was asked for of the page, the charts and the tables."""
+    from hybridtf.report import save_charts, write_latex, write_markdown, write_report
+
     if output is not None:
         say(f"report: {write_report(records, output, title)}")
     if markdown is not None:

@@ -11,7 +11,7 @@ import typer
 from hybridtf.cli.options import Json, Recipes, Set
 from hybridtf.cli.output import add_row, console, make_table, print_json, print_table, say
 from hybridtf.cli.plan import parse_length
-from hybridtf.cli.sources import name_of, need_folder, parse_size, read_recipe, registries
+from hybridtf.cli.sources import name_of, names_of, need_folder, parse_size, read_recipe, registries
 
 if TYPE_CHECKING:
     from hybridtf.cost.match import Match, Try, What
@@ -46,30 +46,36 @@ def match(
     alone. Give one of --params, --flops and --state-bytes. Exit code 1 where a recipe has no legal size within 1 %: its
     nearest two are shown.
     """
-    from hybridtf.core import ConfigError
-    from hybridtf.cost.match import find_match
-
     registries()
     what, asked = _asked(params, flops, state_bytes)
     n_tokens = parse_length(length)
     targets = _targets(recipes, output)
-    found: list[dict[str, Any]] = []
-    for source in recipes:
-        recipe = read_recipe(source, set_)
-        try:
-            result = find_match(recipe.model, what, asked, length=n_tokens)
-        except ConfigError as error:
-            raise ConfigError(f"{source}: {error}") from error
-        file = targets.get(source) if result.found else None
-        if file is not None:
-            _write(recipe, result, what, file)
-        found.append({"name": name_of(source), **_said(result, what, n_tokens), "file": None if file is None else str(file)})
+    named = zip(names_of(recipes), recipes, strict=True)
+    found = [
+        {"name": name, **_matched(source, read_recipe(source, set_), what, asked, n_tokens, targets.get(source))}
+        for name, source in named
+    ]
     if json:
         print_json(found)
     else:
         _print(found, what)
     if not all(row["within"] for row in found):
         raise typer.Exit(1)
+
+
+def _matched(source: str, recipe: Recipe, what: What, asked: int, n_tokens: int, file: Path | None) -> dict[str, Any]:
+    """What was found for one recipe, written to ``file`` where it is a match."""
+    from hybridtf.core import ConfigError
+    from hybridtf.cost.match import find_match
+
+    try:
+        result = find_match(recipe.model, what, asked, length=n_tokens)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
+    if file is None or not result.found:
+        return {**_said(result, what, n_tokens), "file": None}
+    _write(recipe, result, what, file)
+    return {**_said(result, what, n_tokens), "file": str(file)}
 
 
 def _asked(params: str | None, flops: str | None, state_bytes: str | None) -> tuple[What, int]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _LENGTH = re.compile(r"(\d+)([kM]?)")
 
 UNKNOWN = "unknown"
+LONGEST = 1 << 28
+"""Tokens a row: a count keeps whole numbers real, positions among them, and those of this many take 2 GiB."""
 
 
 def register(app: typer.Typer) -> None:
@@ -73,6 +75,8 @@ def parse_length(text: str) -> int:
     length = int(match[1]) * {"": 1, "k": 1 << 10, "M": 1 << 20}[match[2]] if match else 0
     if length < 1:
         raise ConfigError(f"--length {text}: is no length; write 1024, 64k or 1M")
+    if length > LONGEST:
+        raise ConfigError(f"--length {text}: at most {LONGEST >> 20}M can be counted")
     return length
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -69,12 +71,52 @@ def build_on_meta(recipe: Recipe, source: str) -> Any:
 
 
 def need_folder(path: Path) -> None:
-    """Refuse an output folder that cannot be made since a file is in its place, before any work is done."""
+    """Refuse an output folder that cannot be made or written to, before any work is done. What is tried is undone."""
     from hybridtf.core import ConfigError
 
-    for place in (path, *path.parents):
+    places = (path, *path.parents)
+    for place in places:
         if os.path.exists(place) and not os.path.isdir(place):
             raise ConfigError(f"{place}: is a file; give a folder")
+    missing = [place for place in places if not os.path.exists(place)]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written to ({error.strerror or error}); give another folder") from None
+    finally:
+        for place in missing:
+            with contextlib.suppress(OSError):
+                place.rmdir()
+
+
+def need_file(path: Path | None) -> None:
+    """Refuse an output file in a folder that cannot be written to, or that is one itself, before any work is done."""
+    from hybridtf.core import ConfigError
+
+    if path is None:
+        return
+    if os.path.isdir(path):
+        raise ConfigError(f"{path}: is a folder; give a file")
+    need_folder(path.parent)
+
+
+def names_of(sources: Sequence[str]) -> list[str]:
+    """The names that records call several by: files of one name in different folders by their path.
+
+    Raises :class:`ConfigError` for one that is named twice, and where two have one name all the same.
+    """
+    from hybridtf.core import ConfigError
+
+    if len(set(sources)) < len(sources):
+        twice = max(sources, key=list(sources).count)
+        raise ConfigError(f"{twice} is named twice; copy it to another name if both are meant")
+    names = [name_of(source) for source in sources]
+    names = [source if names.count(name) > 1 else name for source, name in zip(sources, names, strict=True)]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"two recipes are called {max(names, key=names.count)!r}; copy one of them to another name")
+    return names
 
 
 def is_run(source: str) -> bool:

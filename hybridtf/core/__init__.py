@@ -32,7 +32,6 @@ from hybridtf.core.contracts import (
     Stem,
     StemConfig,
     TaskConfig,
-    raw_weight,
 )
 from hybridtf.core.errors import (
     CheckpointError,
@@ -55,6 +54,7 @@ from hybridtf.core.init import NO_DECAY, Init, ParamSpec, Role, init_parameters,
 from hybridtf.core.kernels import DTYPES, PHASES, Kernel, KernelRequest, KernelSet, OpKernel, Phase, always, kernels_used
 from hybridtf.core.op_cases import OpCase, OpInputs, randn
 from hybridtf.core.positions import BiasPosition, InputPosition, Position, PositionConfig, QueryKeyPosition, Site
+from hybridtf.core.projections import raw_weight
 from hybridtf.core.recurrent_mixer import RecurrentMixer
 from hybridtf.core.registry import KINDS, Preset, Registries, Registry, active, singular, using
 from hybridtf.core.segments import Segments

@@ -71,7 +71,8 @@ class Match:
 
 def find_match(config: ModelConfig, what: What, asked: int, *, length: int = 1024) -> Match:
     """The sizes at which ``config`` has ``asked`` parameters, forward operations a token of a row of ``length``, or bytes
-    of state of such a row.
+    of state of such a row. Operations are those of training, where every token has scores: in prefill the head works for
+    the last token alone, which would leave it out.
 
     Raises :class:`ConfigError` for a recipe whose width or state cannot be scaled, whose operations are not all known, or that
     reaches the number at no width.
@@ -116,7 +117,7 @@ class _Counts:
         return state_size(model, self.length)["allocated"]
 
     def _flops(self, config: ModelConfig) -> int:
-        work = Tracer(_Plan(config), "prefill", reach_of(config)).at(self.length).work["forward"]
+        work = Tracer(_Plan(config), "train", reach_of(config)).at(self.length).work["forward"]
         if work.unknown:
             raise ConfigError(f"its operations are unknown: {', '.join(sorted(work.unknown))} have no formula")
         return round(work.flops / self.length)

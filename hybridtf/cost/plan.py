@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from hybridtf.core import ConfigError
 from hybridtf.cost.devices import Device
 from hybridtf.cost.flops import Work
 from hybridtf.cost.footprint import Footprint
@@ -30,8 +31,10 @@ def make_plan(
     """All of the plan as plain data; ``sibling``: the same stack with attention everywhere, to find where they cross.
 
     A number that no formula is known for is None, and ``unknown`` names the operators. Raises :class:`ConfigError` for a model
-    that reads computed values back.
+    that reads computed values back, and for a batch beyond :data:`MAX_BATCH`.
     """
+    if not 1 <= batch_size <= MAX_BATCH:
+        raise ConfigError(f"batch_size must be from 1 to {MAX_BATCH}, got {batch_size}")
     model = shapes_of(planned)
     reach = reach_of(model.config) if callable(getattr(getattr(model, "config", None), "stacks", None)) else MAX_LENGTH
     known = [phase for phase in phases if phase != "decode" or has_known_state(model)]

@@ -156,6 +156,8 @@ def _memory(evidence: ev.Evidence, subject: ev.Subject, phase: str, part: str) -
 
 
 def interval(score: ev.Measured) -> Row:
+    """A score as the fields of a point: ``value``, the ends ``low`` and ``high`` of its interval (the value itself where it has
+    none), ``seeds`` (how many) and ``record``."""
     low = score.value if score.low is None else score.low
     high = score.value if score.high is None else score.high
     return {"value": score.value, "low": low, "high": high, "seeds": score.n_seeds, "record": named(score.sources)}

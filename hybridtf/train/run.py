@@ -58,16 +58,8 @@ class Run:
         self.config = config = train_config(recipe)
         check_precision(config.precision, device)
         check_sinks(config.sinks)
-        if recipe.task is None:
-            raise RecipeError("", [("task", "the recipe has no section [task]; training needs one")])
-        self.task: Task = recipe.task.load(config.seed)
+        self.task = _task_of(recipe, config.seed)
         check_context(self.task, config.eval_context)
-        vocab_size = getattr(recipe.model, "vocab_size", None)
-        if vocab_size is not None and vocab_size < self.task.vocab_size:
-            raise ConfigError(
-                f"model.vocab_size = {vocab_size} is less than the {self.task.vocab_size} ids of the task "
-                f"{self.task.name!r}"
-            )
         self.stream = self.task.train_batches(config.batch_size, config.seq_len)
         self.total = planned_steps(config, self.stream)
         warmup_steps(config, self.total)
@@ -201,17 +193,21 @@ class Run:
         self.stats = None if stats is None else stats.after_update()
         if self.average is not None and stepped:
             self.average.update(self.model, counters.step + 1)
-        seconds = time.perf_counter() - began
+        self.count(sums, time.perf_counter() - began)
+        self.last = StepReport(counters.step, sums.loss, lr, norm, sums.n_tokens, self.model)
+        self.reporter.step(counters.step, self.eta())
+        if self.on_step is not None:
+            self.on_step(self.last)
+
+    def count(self, sums: Sums, seconds: float) -> None:
+        """The step just done, into the counters."""
+        counters = self.counters
         counters.step += 1
         self.checked = None
         counters.tokens += sums.n_tokens
         counters.seconds += seconds
         counters.seconds_since_log += seconds
         counters.since_log.add(sums)
-        self.last = StepReport(counters.step, sums.loss, lr, norm, sums.n_tokens, self.model)
-        self.reporter.step(counters.step, self.eta())
-        if self.on_step is not None:
-            self.on_step(self.last)
 
     def layer_stats(self, place: Place, batches: list[Batch]) -> LayerStats | None:
         """What watches the coming step, where it is to be watched; random states stay as they are."""
@@ -376,6 +372,17 @@ class Run:
             f"step {failed}: the {what} is not finite; {where}. The last good checkpoint is {saved}, "
             f"of step {step_of(saved)}"
         )
+
+
+def _task_of(recipe: Recipe, seed: int) -> Task:
+    """The task that is trained on. Raises :class:`RecipeError` for none, :class:`ConfigError` for too small a vocabulary."""
+    if recipe.task is None:
+        raise RecipeError("", [("task", "the recipe has no section [task]; training needs one")])
+    task: Task = recipe.task.load(seed)
+    vocab_size = getattr(recipe.model, "vocab_size", None)
+    if vocab_size is not None and vocab_size < task.vocab_size:
+        raise ConfigError(f"model.vocab_size = {vocab_size} is less than the {task.vocab_size} ids of the task {task.name!r}")
+    return task
 
 
 def step_of(checkpoint: Path) -> int:

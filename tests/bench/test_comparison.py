@@ -1,9 +1,14 @@
 """compare: a record for everything, and an interrupted comparison goes on where it stopped."""
 
+import shutil
+
 import pytest
+import torch
 
 from hybridtf.bench import CompareOptions, Subject, compare, read_records, select
 from hybridtf.bench import learning as module
+from hybridtf.bench.arms import Tasks, groups_of
+from hybridtf.bench.recorded import has_memory, has_speeds, sizes_of
 from hybridtf.core import ConfigError, NonFiniteError, RecipeError
 from tests.bench.bench_cases import TASK, TRAIN, recipe
 
@@ -77,6 +82,63 @@ def test_another_way_to_measure_is_measured(finished, monkeypatch):
     found = select(more, "quality", recipe="m", seed=0)
     assert [r["max_tokens"] for r in found] == [600, 300]
     assert len([r for r in select(more, "extrapolation", recipe="m", seed=0) if r["max_documents"] == 3]) == 1
+
+
+def test_more_rounds_and_a_limit_are_measured(finished, tmp_path, monkeypatch):
+    """What was recorded in fewer rounds, or without the limit, is no answer to what is asked now."""
+    folder = shutil.copytree(finished[0], tmp_path / "copy")
+    monkeypatch.setattr(module, "train", None)
+    other = CompareOptions(**{
+        **vars(OPTIONS), "repeats": 3, "limit_bytes": 60_000, "speed_phases": ("prefill",), "memory_phases": ("decode",)
+    })
+    more = compare(recipes("a", "m"), folder, options=other)
+    for name in ("a", "m"):
+        assert [r["repeats"] for r in select(more, "speed", recipe=name, phase="prefill")] == [2, 3]
+        longest = [r["longest"] for r in select(more, "memory", recipe=name, phase="decode")]
+        assert longest[0] is None
+        assert longest[1]["limit_bytes"] == 60_000
+    before = (folder / "records.jsonl").read_bytes()
+    compare(recipes("a", "m"), folder, options=OPTIONS)  # all of it is there, in more rounds
+    assert (folder / "records.jsonl").read_bytes() == before
+
+
+def test_speeds_of_different_sessions_are_measured_again(tmp_path):
+    """Each alone, then both: times of one session alone stand side by side."""
+    quick = CompareOptions(**{**vars(OPTIONS), "speed_phases": ("decode",), "memory_phases": (), "steps": 2})
+    for names in (("a",), ("m",), ("a", "m")):
+        records = compare(recipes(*names), tmp_path, options=quick)
+    ours, theirs = (select(records, "speed", recipe=name) for name in ("a", "m"))
+    assert [len(ours), len(theirs)] == [2, 2]
+    assert ours[0]["session"] != theirs[0]["session"]
+    assert ours[1]["session"] == theirs[1]["session"]
+    assert theirs[1]["ratio"]["against"] == "a"
+    said = []
+    compare(recipes("m", "a"), tmp_path, options=quick, say=said.append)
+    assert said == []
+
+
+def test_other_threads_are_another_speed(finished, monkeypatch):
+    _, records, _ = finished
+    arms = groups_of(recipes("a"), OPTIONS, Tasks())[0]
+    subject, sizes = arms[0].subject(0), sizes_of(arms, "decode", OPTIONS)
+    assert has_speeds(records, [subject], "decode", sizes, OPTIONS)
+    assert has_memory(records, subject, "decode", sizes, OPTIONS)
+    gpu = CompareOptions(**{**vars(OPTIONS), "device": "cuda:0"})
+    assert not has_speeds(records, [subject], "decode", sizes, gpu)
+    assert not has_memory(records, subject, "decode", sizes, gpu)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    assert not has_speeds(records, [subject], "decode", sizes, OPTIONS)
+
+
+def test_recipes_that_train_at_other_sizes_are_measured_at_the_same(tmp_path):
+    quick = CompareOptions(**{**vars(OPTIONS), "speed_phases": ("train",), "memory_phases": ("train",), "steps": 2})
+    large, small = recipes("a", batch_size=3, seq_len=16), recipes("m", batch_size=2, seq_len=24)
+    records = compare({**large, **small}, tmp_path, options=quick)
+    for kind in ("speed", "memory"):
+        assert [(r["batch_size"], r["length"]) for r in select(records, kind)] == [(2, 16), (2, 16)], kind
+    said = []
+    compare({**small, **large}, tmp_path, options=quick, say=said.append)  # in whatever order
+    assert said == []
 
 
 def test_a_finished_comparison_does_nothing(finished, monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hybridtf.bench import read_records, select
-from hybridtf.cli.sources import parse_size
+from hybridtf.cli.sources import need_folder, parse_size
 from hybridtf.core import ConfigError
 from tests.cli.helpers import TRAIN, as_json, ok, refused, run, write_recipe
 
@@ -62,6 +62,70 @@ def test_speed_beside_another(recipe: str, trained: Path, tmp_path: Path) -> Non
     assert [(r["phase"], r["recipe"]) for r in found["records"]] == [(p, n) for p in ("train", "decode") for n in names]
     assert {r["ratio"]["against"] for r in found["records"]} == {"smoke/mamba2"}
     assert [row["recipe"] for row in found["table"]][::2] == names
+
+
+def test_what_would_do_nothing_is_refused(recipe: str, trained: Path) -> None:
+    assert f"{trained}: is a run, and --set changes recipes alone" in refused(
+        "bench", "speed", trained, "--set", "model.d_model=8", *QUICK
+    )
+    assert "--set changes recipes alone" in refused("bench", "memory", recipe, trained, "--set", "train.steps=3", *QUICK)
+    assert f"{recipe} is named twice" in refused("bench", "speed", recipe, "--against", recipe, *QUICK)
+    assert f"{trained} is named twice" in refused("bench", "extrapolation", trained, trained)
+    assert "--max-length does nothing here: it needs --limit or --fits" in refused(
+        "bench", "memory", recipe, "--max-length", 64, *QUICK
+    )
+    assert "--timeout does nothing here: it needs --fits or --rest" in refused(
+        "bench", "memory", recipe, "--timeout", 9, *QUICK
+    )
+    assert "--rest does nothing here" in refused("bench", "memory", recipe, "--rest", "--fits", *QUICK)
+    assert "--multiples does nothing here: --lengths says all of them" in refused(
+        "bench", "extrapolation", trained, "--multiples", "1,2", "--lengths", "64"
+    )
+
+
+def test_files_of_one_name_are_called_by_their_paths(recipe: str, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    twin = write_recipe(tmp_path / "other")
+    found = as_json("bench", "speed", recipe, twin, *QUICK, "--repeats", 1, "--warmup", 0, "--phase", "prefill")
+    assert [r["recipe"] for r in found["records"]] == [recipe, twin]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("compare", "smoke/mamba2", "-o", "/proc/nope"), ("study", "all", "-o", "/proc/nope"),
+        ("match", "smoke/mamba2", "--params", "1M", "-o", "/proc/nope"),
+        ("train", "smoke/mamba2", "-o", "/proc/nope"),
+        ("bench", "speed", "smoke/mamba2", "-o", "/proc/nope/r.jsonl"),
+        ("bench", "memory", "smoke/mamba2", "-o", "/proc/nope/r.jsonl"),
+    ],
+)
+def test_a_place_that_cannot_be_written_to_is_refused_before_any_work(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = ("bench.compare", "bench.speed.measure_speed", "bench.memory.measure_memory", "studies.run_study", "train.train")
+    for work in works:
+        monkeypatch.setattr(f"hybridtf.{work}", None)
+    assert refused(*command).startswith("/proc/nope: cannot be written to (")
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("plan smoke/mamba2 --length 99999999999999999M", "--length 99999999999999999M: at most 256M can be counted"),
+        ("match smoke/mamba2 --state-bytes 1MiB --length 9999999999999999999", "at most 256M can be counted"),
+        ("plan smoke/mamba2 --length 16 --batch-size 99999999999999999999", "batch_size must be from 1 to 65536"),
+        ("compare smoke/mamba2 -o OUT --lr inf", "learning_rates must differ, be finite and above 0"),
+        ("compare smoke/mamba2 -o OUT --timeout nan", "timeout_s must be finite and above 0"),
+    ],
+)
+def test_numbers_beyond_all_bounds(command: str, message: str, tmp_path: Path) -> None:
+    assert message in refused(*command.replace("OUT", str(tmp_path)).split())
+
+
+def test_looking_for_a_place_leaves_nothing(tmp_path: Path) -> None:
+    need_folder(tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_kernels_of_an_op_beside_each_other(recipe: str, tmp_path: Path) -> None:
