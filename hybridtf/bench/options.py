@@ -54,7 +54,7 @@ class CompareOptions:
     def __post_init__(self) -> None:
         rates = list(self.learning_rates)
         if any(not 0 < rate < math.inf for rate in rates) or len(set(rates)) < len(rates):
-            raise ConfigError(f"learning_rates must differ, be finite and above 0, got {rates}")
+            raise ConfigError(f"learning_rates must differ and be above 0, and finite, got {rates}")
         if self.timeout_s is not None and not 0 < self.timeout_s < math.inf:
             raise ConfigError(f"timeout_s must be finite and above 0, got {self.timeout_s}; leave it out for no limit")
         if self.workers < 1:

@@ -115,7 +115,7 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_any_work(
         ("plan smoke/mamba2 --length 99999999999999999M", "--length 99999999999999999M: at most 256M can be counted"),
         ("match smoke/mamba2 --state-bytes 1MiB --length 9999999999999999999", "at most 256M can be counted"),
         ("plan smoke/mamba2 --length 16 --batch-size 99999999999999999999", "batch_size must be from 1 to 65536"),
-        ("compare smoke/mamba2 -o OUT --lr inf", "learning_rates must differ, be finite and above 0"),
+        ("compare smoke/mamba2 -o OUT --lr inf", "learning_rates must differ and be above 0, and finite"),
         ("compare smoke/mamba2 -o OUT --timeout nan", "timeout_s must be finite and above 0"),
     ],
 )
