@@ -14,7 +14,7 @@ def test_a_claim_is_shown_where_every_seed_keeps_its_bound() -> None:
     shown = claim("it holds", {0: 0.9, 1: 0.95, 2: 1.0}, at_least=0.9)
     assert (shown.verdict, shown.expected) == ("shown", "accuracy at least 0.9")
     assert shown.mean == pytest.approx(0.95)
-    assert shown.interval == pytest.approx((0.95 - 4.302652729911 * 0.05 / 3**0.5, 0.95 + 4.303 * 0.05 / 3**0.5))
+    assert shown.interval == pytest.approx((0.95 - 4.302652729911 * 0.05 / 3**0.5, 0.95 + 4.302652729911 * 0.05 / 3**0.5))
     assert claim("it holds", {0: 0.89, 1: 1.0, 2: 1.0}, at_least=0.9).verdict == "not shown"
     assert claim("it falls", {0: 0.5, 1: 0.61}, at_most=0.6).verdict == "not shown"
     assert claim("between", {0: 0.5}, at_least=0.4, at_most=0.6).verdict == "shown"
