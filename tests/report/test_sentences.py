@@ -159,5 +159,5 @@ def test_a_level_is_kept_or_not_by_the_documents_own_change() -> None:
     assert "it gets better" in read_far(25, {"value": -0.6, "interval": [-0.7, -0.5]})
     assert "no change of its level shows" in read_far(25, {"value": 0.6, "interval": [-0.1, 1.3]})
     for text in (read_far(2, surely), read_far(25, None), read_far(25, {"value": 0.6, "interval": None})):
-        assert "at 16 times the trained length whether its level changes cannot be told" in text
+        assert "at 16 times the trained length it cannot be told whether its level changes" in text
         assert "keeps" not in text
