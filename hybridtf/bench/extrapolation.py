@@ -148,9 +148,10 @@ def _nothing(model: nn.Module, asked: Lengths, stride: int | None, note: str) ->
         windows = [{**one, "n_tokens": 0} for one in by_length]
         return {"n_documents": 0, "protocol": "windows", "stride": stride, "by_length": windows, "note": note}
     return {
-        "n_documents": 0, "protocol": "documents", "bits_per_byte": nulls, "interval": nulls, "cumulative": nulls,
-        "by_position": [], "by_bucket": [], "beyond": {"slope": None, "interval": None, "n_buckets": 0, "rise": None},
-        "in_context_score": None, "collapse": None, "collapse_margin": COLLAPSE_MARGIN, "uniform": None, "non_finite_at": None,
+        "n_documents": 0, "protocol": "documents", "bits_per_byte": nulls, "interval": nulls, "change": nulls,
+        "cumulative": nulls, "by_position": [], "by_bucket": [],
+        "beyond": {"slope": None, "interval": None, "n_buckets": 0, "rise": None}, "in_context_score": None,
+        "collapse": None, "collapse_margin": COLLAPSE_MARGIN, "uniform": None, "non_finite_at": None,
         "by_length": [{**one, "largest_state": None} for one in by_length], "state_bytes": _state_bytes(model, asked),
         "note": note,
     }

@@ -101,7 +101,8 @@ def _extrapolation(subject: ev.Subject) -> str:
     where = f"at {far:g} times the trained length"
     change = ev.change_at_multiple(subject, far)
     if change is None or change.low is None or change.high is None:
-        return f"{where} it cannot be told whether its level changes ({values}; no interval of the change over enough documents)"
+        why = "no interval of the change over enough documents"
+        return f"{where} it cannot be told whether its level changes ({values}; {why})"
     if change.low <= 0 <= change.high:
         spread = numbers.interval(change.low, change.high)
         return f"{where} no change of its level shows ({values}; 95 % interval of the change {spread})"

@@ -334,7 +334,8 @@ def test_answers_of_text_are_measured_and_collapse_by_their_own_chance():
     short, long = found["by_length"]
     assert (short["n_rows"], short["result"]) == (8, "ok")
     assert (short["answer_accuracy"], short["row_accuracy"]) == (0.5, 0)
-    assert short["answer_interval"] == [0.5, 0.5]  # two of four in every row
+    low, high = short["answer_interval"]  # two of four in every row, and no surer than as many single throws
+    assert 0.2 < low < 0.5 < high < 0.8
     assert short["accuracy"] == pytest.approx(1 - 2 / 24)
     assert (short["answer_chance"], short["row_chance"], short["chance"]) == (1 / 90_000, None, None)
     assert (long["answer_accuracy"], long["accuracy"]) == (0, pytest.approx(5 / 6))

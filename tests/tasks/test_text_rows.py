@@ -270,7 +270,9 @@ def test_half_the_answers_right_is_half() -> None:
     model = torch.nn.Linear(1, 1)
     model.forward = lambda ids, segments=None: torch.nn.functional.one_hot(said, 257).double()  # type: ignore[method-assign]
     found = measure_quality(Subject("half", lambda: model, vocab_size=257), model, task, seq_len=800)
-    assert (found["metric"], found["value"], found["interval"]) == ("answer_accuracy", 0.5, [0.5, 0.5])
+    assert (found["metric"], found["value"]) == ("answer_accuracy", 0.5)
+    low, high = found["interval"]
+    assert 0.2 < low < 0.5 < high < 0.8
     assert (found["units"]["n_answers"], found["units"]["n_answers_correct"]) == (4, 2)
 
 
