@@ -90,7 +90,8 @@ def with_state(config: ModelConfig, factor: float, fine: float = 1.0, multiple: 
             heads: int = table["n_heads"]
             held: int = table.get("n_kv_heads", heads)
             divisors = [n for n in range(1, heads + 1) if heads % n == 0]
-            return {"n_kv_heads": min(divisors, key=lambda n: abs(math.log(n / (held * factor))))}
+            found = min(divisors, key=lambda n: abs(math.log(n / (held * factor))))
+            return {} if found == held else {"n_kv_heads": found}
         if not names and "n_heads" in table and "head_dim" in table and "n_kv_heads" not in type(part).model_fields:
             names = {"head_dim"}
         return {name: _near(table[name] * factor * fine, min(multiple, _multiple(table[name]))) for name in names}

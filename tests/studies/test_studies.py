@@ -30,6 +30,10 @@ def test_a_study_is_whole(name: str) -> None:
     folder = Path(__file__).parents[2] / "recipes" / "studies" / name
     files = [path.stem for path in folder.glob("*.toml") if not path.name.endswith(".space.toml")]
     assert sorted([*study.recipes, *study.untuned]) == sorted(files)
+    for task in study.tasks or (None,):
+        for recipe in study.load(task).values():
+            of = recipe.task if task is None else study.tasks[task].make()
+            assert recipe.train.stop_at is None or of.validation, "a run that is stopped by its score needs a third side"
     assert "https://" in study.paper
     assert study.question.endswith("?")
     readme = (folder / "README.md").read_text()
