@@ -37,10 +37,13 @@ def study(
     Writes records.jsonl, finding.json, finding.md and report.html to DIR/NAME. What is there already is not
     done again. Exit code 1 when a training failed; a claim that is not shown is a result.
     """
+    from hybridtf.core import ConfigError
     from hybridtf.studies import find_study, studies
 
     registries()
     if name == LIST:
+        if seeds is not None or workers != 1 or smoke:
+            raise ConfigError("study list: --seeds, --workers and --smoke belong to a run; name a study, or all")
         _list(list(studies().values()), json)
         return
     chosen = list(studies().values()) if name == ALL else [find_study(name)]

@@ -32,7 +32,7 @@ from hybridtf.tasks.synthetic import TEST, Rows, RowsOf, SyntheticConfig, sizes
 _ORDER, _NAMES = range(2)
 
 
-class CommonRows(RowsOf):
+class WordRows(RowsOf):
     """``n_rows`` rows of ``length`` tokens, with ``n_words`` common words."""
 
     n_words: int = Field(default=10, gt=0)
@@ -49,6 +49,14 @@ class CommonRows(RowsOf):
     def _common_words_are_more_common(self) -> Self:
         if self.n_common <= self.n_rare:
             raise ValueError(f"n_common = {self.n_common} must be above n_rare = {self.n_rare}")
+        return self
+
+
+class CommonRows(WordRows):
+    """The same over token alphabets, where the common words and the answer must have room."""
+
+    @model_validator(mode="after")
+    def _have_room(self) -> Self:
         least = self.n_words * (self.n_common + 1)
         if self.length < least:
             raise ValueError(f"length = {self.length}; the common words and the answer take {least}")

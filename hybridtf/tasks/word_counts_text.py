@@ -28,9 +28,10 @@ from functools import cache
 from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from hybridtf.core import ConfigError, Preset
+from hybridtf.tasks.common_words import WordRows
 from hybridtf.tasks.draws import Draws, Longs, shuffled
 from hybridtf.tasks.layout import log2_orders, shuffled_words
 from hybridtf.tasks.needles_text import answers_of
@@ -39,26 +40,6 @@ from hybridtf.tasks.text_rows import N_WORDS, Bank, Plan, TextRowsConfig, Texts,
 
 _ORDER, _NAMES = range(8, 10)
 _WORDS, _CANDIDATES = 20240409, 16_384
-
-
-class WordRows(RowsOf):
-    """``n_rows`` rows of ``length`` tokens, with ``n_words`` common words."""
-
-    n_words: int = Field(default=10, gt=0)
-    n_common: int = Field(default=30, gt=1)
-    """How often each of them comes."""
-    n_rare: int = Field(default=3, gt=0)
-    """How often each other word comes."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.length} tokens, {self.n_words} words {self.n_common} times, others {self.n_rare}"
-
-    @model_validator(mode="after")
-    def _common_words_are_more_common(self) -> Self:
-        if self.n_common <= self.n_rare:
-            raise ValueError(f"n_common = {self.n_common} must be above n_rare = {self.n_rare}")
-        return self
 
 
 class WordCountsConfig(TextRowsConfig):

@@ -81,6 +81,8 @@ def test_what_would_do_nothing_is_refused(recipe: str, trained: Path) -> None:
     assert "--multiples does nothing here: --lengths says all of them" in refused(
         "bench", "extrapolation", trained, "--multiples", "1,2", "--lengths", "64"
     )
+    for idle in (("--seeds", 3), ("--workers", 2), ("--smoke",)):
+        assert "belong to a run; name a study" in refused("study", "list", *idle)
 
 
 def test_files_of_one_name_are_called_by_their_paths(recipe: str, tmp_path: Path) -> None:
