@@ -14,7 +14,8 @@ from torch import Tensor
 from hybridtf.bench.kernel_calls import Call, Cut, cut_of, mapped, tensors
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 1e-2}
-"""How far results and gradients as a whole may be from the reference in float64: root mean squares, relative."""
+"""How far results and gradients as a whole may be from the reference in float64: root mean squares, relative. A call is
+held to that of the coarsest of its arguments, whose precision its results and gradients may have."""
 
 LEAST = 1e-2
 """What is smaller than this share of the largest result (or gradient) of a call is held to that share: rounding is all there is
@@ -72,7 +73,7 @@ def check_calls(
 def check_call(call: Call, device: torch.device, autocast: torch.dtype | None = None) -> Check:
     """The kernel on the whole call against the reference in float64 on as much of it as that can do in little time: results,
     and in training the gradients of every argument. Dropout, which is random, is left out."""
-    tolerance, on = TOLERANCE[call.dtype], "nothing"
+    tolerance, on = max(TOLERANCE[x.dtype] for x in tensors(call.arguments)), "nothing"
     # The border to other people's code: whatever a kernel raises is what is wrong with it.
     try:
         with torch.set_grad_enabled(call.phase == "train"):
@@ -114,18 +115,25 @@ def _compare(
         return None, f"results of the shapes {shapes[0]}, expected {shapes[1]}"
     error, why = _worst("results", got, want, tolerance)
     if why is None and call.phase == "train":
-        gradient_error, why = _worst("gradients", _gradients(got, ours[0]), _gradients(want, theirs[0]), tolerance)
+        weights = _weights(got)
+        gradients = [_gradients(*each, weights) for each in ((got, ours[0]), (want, theirs[0]))]
+        gradient_error, why = _worst("gradients", *gradients, tolerance)
         error = max(error or 0.0, gradient_error) if gradient_error is not None else None
     return error, why
 
 
-def _gradients(results: Sequence[Tensor], arguments: dict[str, Any]) -> list[Tensor]:
+def _weights(results: Sequence[Tensor]) -> list[Tensor]:
+    """For each result numbers that its dtype can hold, so that kernel and reference are given the same."""
+    return [torch.randn(x.shape, generator=torch.Generator().manual_seed(i)).to(x) for i, x in enumerate(results)]
+
+
+def _gradients(results: Sequence[Tensor], arguments: dict[str, Any], weights: Sequence[Tensor]) -> list[Tensor]:
     """Of a weighted sum of the results, for every argument of floating point."""
-    given, seen = tensors(arguments), [x for x in results if x.requires_grad]
+    given, seen = tensors(arguments), [(x, w.to(x)) for x, w in zip(results, weights, strict=True) if x.requires_grad]
     if not seen or not given:
         return [torch.zeros_like(x) for x in given]
-    weights = [torch.randn(x.shape, generator=torch.Generator().manual_seed(i)).to(x) for i, x in enumerate(seen)]
-    return list(torch.autograd.grad(seen, given, weights, allow_unused=True, materialize_grads=True))
+    of, slopes = zip(*seen, strict=True)
+    return list(torch.autograd.grad(of, given, slopes, allow_unused=True, materialize_grads=True))
 
 
 def _worst(

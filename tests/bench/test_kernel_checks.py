@@ -65,6 +65,8 @@ def test_right_kernels_of_every_mixer_pass_in_every_phase_whole_and_cut(monkeypa
                 one.build()
             except ConfigError:
                 continue  # it needs a context, or looks ahead
+            low = calls_of(subject(mixer, autocast=torch.bfloat16), "train", 200)
+            assert [c.words for c in check_calls(low, CPU, torch.bfloat16) if c.why is not None] == []
             for phase in ("train", "decode") if short else ("train", "prefill", "decode"):
                 checks = check_calls(calls_of(one, phase), CPU)
                 tried += len(checks)
@@ -74,7 +76,7 @@ def test_right_kernels_of_every_mixer_pass_in_every_phase_whole_and_cut(monkeypa
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_low_precision_is_rounding_and_no_fault(autocast):
-    for mixer in ("attention", "mamba2"):
+    for mixer in ("attention", "mamba2", "forgetting_attention", "gated_delta_net", "gsa"):
         checks = check_calls(calls_of(subject(mixer, autocast=autocast), "train"), CPU, autocast)
         assert [c.why for c in checks] == [None] * len(checks)
 

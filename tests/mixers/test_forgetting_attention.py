@@ -40,6 +40,25 @@ def test_the_op_equals_fla_forward_and_gradients(t, h, g, window):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("t", [1, 63, 300])
+def test_gradients_of_the_gates_are_not_those_of_rounding_when_the_output_is_in_bfloat16(t):
+    """A gate's gradient is the difference of sums over rows and columns, which cancel but for what it is."""
+    gen = torch.Generator().manual_seed(t)
+    q, k, v, weight = (torch.randn(2, t, 4, 8, generator=gen).bfloat16() for _ in range(4))
+    logits = torch.randn(2, t, 4, generator=gen) + 3
+
+    def gradients(fn, dtype, wide):
+        c = (leaf := logits.to(wide).requires_grad_()).sigmoid().log().cumsum(1)
+        decays = [c.clone(), c.clone()]
+        out = fn(*(x.to(dtype) for x in (q, k, v)), AttentionMask(q_decay=decays[0], k_decay=decays[1]))
+        return torch.autograd.grad((out * weight.to(dtype)).sum(), (leaf, decays[0]))
+
+    got = gradients(attention_torch, torch.bfloat16, torch.float32)
+    want = gradients(attention_reference, torch.float64, torch.float64)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=0, atol=2e-5)
+
+
 def layer(mixer, x):
     """The whole layer, with fla's reference in the middle."""
     h, g, config = mixer.n_heads, mixer.n_kv_heads, mixer.config

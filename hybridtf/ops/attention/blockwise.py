@@ -48,7 +48,7 @@ def attention_blockwise(
         mask.causal, mask.window, mask.softcap, q.shape[3] ** -0.5 if scale is None else scale, dropout_p,
         block_q, block_k, not torch.compiler.is_compiling(),
     )[0]
-    return out
+    return out.to(q.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +69,12 @@ class _Call:
     @property
     def dtype(self) -> torch.dtype:
         return accumulate_dtype(self.q.dtype)
+
+    @property
+    def out_dtype(self) -> torch.dtype:
+        """Of the output: q's, but with decays the accumulating one. Their gradients are sums of whole rows and columns of scores'
+        gradients, which cancel; of an output that is rounded, the rounding would be most of what is left."""
+        return self.q.dtype if self.mask.q_decay is None else self.dtype
 
     @property
     def groups(self) -> tuple[int, int, int]:
@@ -167,9 +173,9 @@ class _Tile:
 
 
 def _forward(call: _Call) -> tuple[Tensor, Tensor]:
-    """out (b t h v) in q's dtype, and the log of each row's sum (b t h 1); 0 for a row that sees nothing."""
+    """out (b t h v) in ``out_dtype``, and the log of each row's sum (b t h 1); 0 for a row that sees nothing."""
     b, t, h, _ = call.q.shape
-    out = call.q.new_zeros(b, t, h, call.v.shape[3])
+    out = call.q.new_zeros(b, t, h, call.v.shape[3], dtype=call.out_dtype)
     lse = torch.zeros(b, t, h, 1, dtype=call.dtype, device=call.q.device)
     if not call.q.shape[0] * call.k.shape[1]:
         return out, lse
@@ -338,7 +344,9 @@ def _forward_op(*inputs: Any) -> tuple[Tensor, Tensor]:
 @_forward_op.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     b, t, h, _ = q.shape
-    return q.new_empty(b, t, h, v.shape[3]), q.new_empty(b, t, h, 1, dtype=accumulate_dtype(q.dtype))
+    wide, decays = accumulate_dtype(q.dtype), rest[5 + _BIASES.index("q_decay")]
+    out = q.new_empty(b, t, h, v.shape[3], dtype=q.dtype if decays is None else wide)
+    return out, q.new_empty(b, t, h, 1, dtype=wide)
 
 
 @torch.library.custom_op(
