@@ -116,8 +116,8 @@ def _compare(
     error, why = _worst("results", got, want, tolerance)
     if why is None and call.phase == "train":
         weights = _weights(got)
-        gradients = [_gradients(*each, weights) for each in ((got, ours[0]), (want, theirs[0]))]
-        gradient_error, why = _worst("gradients", *gradients, tolerance)
+        gradients, exact = _gradients(got, ours[0], weights), _gradients(want, theirs[0], weights)
+        gradient_error, why = _worst("gradients", gradients, exact, tolerance)
         error = max(error or 0.0, gradient_error) if gradient_error is not None else None
     return error, why
 

@@ -21,6 +21,8 @@ class Device:
     memory: int
     validated: bool = False
     """Times on it were held against measured ones."""
+    kind: str = "cuda"
+    """As torch names it: blocks of work have sizes for it."""
 
     def rate(self, dtype: str) -> float:
         """Of a dtype by name; one that the table lacks (complex numbers) is computed as float32."""
@@ -35,7 +37,7 @@ def _cpu() -> Device:
     # A core with 256-bit registers at 3 GHz: 8 numbers, a multiplication and an addition each, two units.
     single = 96e9 * torch.get_num_threads()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Device("cpu", _rates(single, single, single / 2), 20e9, memory)
+    return Device("cpu", _rates(single, single, single / 2), 20e9, memory, kind="cpu")
 
 
 # H100 and H200 SXM, A100 SXM 80 GB. float32 without TF32, which torch leaves off unless told.

@@ -29,6 +29,11 @@ class Footprint:
     peak: int = 0
     reserved: int | None = None
 
+    @property
+    def fixed(self) -> int:
+        """What no length and no batch changes."""
+        return self.weights + self.gradients + self.optimizer
+
 
 def predict_bytes(planned: Planned, phase: Phase, batch_size: int, length: int) -> Footprint:
     """The footprint of a phase without its memory. A decode state then only claims to hold its prompt.

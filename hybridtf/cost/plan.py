@@ -19,6 +19,7 @@ from hybridtf.cost.phases import PHASES, Phase, Planned
 from hybridtf.cost.roofline import roofline
 from hybridtf.cost.states import state_size
 from hybridtf.cost.trace import PERIOD, TRACED, Tracer, reach_of
+from hybridtf.ops.spans import sized_for
 
 MAX_LENGTH = 1 << 20
 MAX_BATCH = 1 << 16
@@ -35,23 +36,24 @@ def make_plan(
     """
     if not 1 <= batch_size <= MAX_BATCH:
         raise ConfigError(f"batch_size must be from 1 to {MAX_BATCH}, got {batch_size}")
-    model = shapes_of(planned)
-    reach = reach_of(model.config) if callable(getattr(getattr(model, "config", None), "stacks", None)) else MAX_LENGTH
-    known = [phase for phase in phases if phase != "decode" or has_known_state(model)]
-    tracers = {phase: Tracer(planned, phase, reach) for phase in known}
-    found: dict[str, Any] = {
-        "device": device.name, "validated": device.validated, "batch_size": batch_size,
-        "params": parameter_counts(model),
-        "state_bytes": {str(n): state_size(model, n, batch_size) for n in lengths} if has_known_state(model) else None,
-        "phases": {
-            phase: {str(n): _row(tracer, n, batch_size, device) for n in lengths} for phase, tracer in tracers.items()
-        },
-        "fits": {phase: _longest(tracer, batch_size, device) for phase, tracer in tracers.items()},
-    }
-    if sibling is not None:
-        ours = tracers.get("prefill") or Tracer(planned, "prefill", reach)
-        found["crossover"] = crossover(ours, model, sibling)
-    return found
+    with sized_for(device.kind):
+        model = shapes_of(planned)
+        reach = reach_of(model.config) if callable(getattr(getattr(model, "config", None), "stacks", None)) else MAX_LENGTH
+        known = [phase for phase in phases if phase != "decode" or has_known_state(model)]
+        tracers = {phase: Tracer(planned, phase, reach) for phase in known}
+        found: dict[str, Any] = {
+            "device": device.name, "validated": device.validated, "batch_size": batch_size,
+            "params": parameter_counts(model),
+            "state_bytes": {str(n): state_size(model, n, batch_size) for n in lengths} if has_known_state(model) else None,
+            "phases": {
+                phase: {str(n): _row(tracer, n, batch_size, device) for n in lengths} for phase, tracer in tracers.items()
+            },
+            "fits": {phase: _longest(tracer, batch_size, device) for phase, tracer in tracers.items()},
+        }
+        if sibling is not None:
+            ours = tracers.get("prefill") or Tracer(planned, "prefill", reach)
+            found["crossover"] = crossover(ours, model, sibling)
+        return found
 
 
 def shapes_of(planned: Planned) -> nn.Module:
@@ -79,7 +81,7 @@ def _row(tracer: Tracer, length: int, batch_size: int, device: Device) -> dict[s
 
 def _largest_batch(footprint: Footprint, batch_size: int, device: Device) -> int:
     """Rows whose peak fits, if all but weights, gradients and optimizer grows with them; 0: not one."""
-    fixed = footprint.weights + footprint.gradients + footprint.optimizer
+    fixed = footprint.fixed
     a_row = max((footprint.peak - fixed) / batch_size, 1.0)
     return max(min(int((device.memory - fixed) / a_row), MAX_BATCH), 0)
 
@@ -93,6 +95,8 @@ def _longest(tracer: Tracer, batch_size: int, device: Device) -> dict[str, Any]:
         footprint: Footprint = tracer.at(rounded, batch_size).footprint
         return footprint.peak
 
+    if tracer.at(PERIOD, batch_size).footprint.fixed > device.memory:
+        return {"length": 0, "at_least": False}
     length = longest_length(peak, device.memory, MAX_LENGTH, start=PERIOD)
     return {"length": length, "at_least": length == MAX_LENGTH}
 

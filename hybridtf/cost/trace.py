@@ -18,10 +18,14 @@ import torch
 from hybridtf.cost.flops import CountWork, Key, Work
 from hybridtf.cost.footprint import Footprint, Predictor
 from hybridtf.cost.phases import Phase, Planned
+from hybridtf.cost.widths import HEADS, WIDTHS
 
 TRACED = 2048
 PERIOD = 512
 LONGEST_BASE = 1 << 14
+
+COUNTS_NO_TOKENS = WIDTHS | HEADS | {"d_state", "index_head_dim", "n_experts", "seed"}
+"""Options of blocks that may be large and say nothing of where a row's work changes its form."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,8 @@ def polynomial(values: list[int], step: int) -> int:
 
 
 def reach_of(config: Any) -> int:
-    """The largest whole number among the options of a model's blocks: no window, block or chunk of it is longer."""
+    """The largest whole number among the options of a model's blocks that may count tokens (all but widths and heads): no
+    window, block or chunk of it is longer."""
     numbers = [n for stack in config.stacks() for block in stack.blocks.values() for n in _numbers(block.to_dict())]
     return max(numbers, default=0)
 
@@ -124,8 +129,9 @@ def _numbers(value: Any) -> Iterator[int]:
     if isinstance(value, int) and not isinstance(value, bool | torch.SymInt):
         yield value
     elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _numbers(inner)
+        for name, inner in value.items():
+            if name not in COUNTS_NO_TOKENS:
+                yield from _numbers(inner)
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from _numbers(inner)

@@ -5,6 +5,8 @@ Axes: b batch, t time, c chunks of a span, l places in a chunk.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -15,9 +17,29 @@ SPAN_BUDGET = 2**18
 SPAN_BUDGET_GPU = 2**24
 
 
+_on_cpu: bool | None = None
+
+
+def by_device(device: torch.device, cpu: int, gpu: int) -> int:
+    """A size of blocks: what a CPU's cache holds, or what is worth a launch."""
+    return cpu if (device.type == "cpu" if _on_cpu is None else _on_cpu) else gpu
+
+
+@contextmanager
+def sized_for(kind: str) -> Iterator[None]:
+    """Inside, blocks have the sizes of a kind of device, "cpu" or another, wherever tensors are: a plan for a GPU is made on
+    shapes that a build of torch for CPUs has."""
+    global _on_cpu  # and no ContextVar, which a compiler does not read
+    before, _on_cpu = _on_cpu, kind == "cpu"
+    try:
+        yield
+    finally:
+        _on_cpu = before
+
+
 def span_budget(device: torch.device) -> int:
     """Elements that the largest tensor of a span may have."""
-    return SPAN_BUDGET if device.type == "cpu" else SPAN_BUDGET_GPU
+    return by_device(device, SPAN_BUDGET, SPAN_BUDGET_GPU)
 
 
 def chunks_at_once(elements: int, device: torch.device) -> int:

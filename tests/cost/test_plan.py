@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from hybridtf.cost import DEVICES, Device, Work, attention_sibling, device_named
 from hybridtf.cost.roofline import roofline
 from hybridtf.cost.trace import Tracer, polynomial, reach_of
 from hybridtf.models import LanguageModelConfig
+from hybridtf.ops.spans import by_device
 from hybridtf.recipe import Recipe
 from tests.bench.bench_cases import BLOCKS, subject
 from tests.cli.helpers import as_json, refused, write_recipe
@@ -54,6 +57,8 @@ def test_what_is_no_polynomial_is_traced() -> None:
 def test_a_row_is_not_carried_on_from_within_a_window() -> None:
     blocks = {"w": {"mixer": {"type": "attention", "n_heads": 2, "window": 1500}}}
     assert reach_of(LanguageModelConfig(vocab_size=11, d_model=8, pattern="w", blocks=blocks)) == 1500
+    wide = {"m": BLOCKS["m"] | {"channel_mixer": {"type": "swiglu", "d_ff": 9000}}}
+    assert reach_of(LanguageModelConfig(vocab_size=11, d_model=16, pattern="m", blocks=wide)) == 16  # a width is no length
     tracer = Tracer(subject("a"), "prefill", 1500)
     assert tracer.at(2600).exact  # too near for four lengths past the window
     assert not tracer.at(1 << 20).exact
@@ -80,6 +85,22 @@ def test_the_plan_is_what_is_counted() -> None:
     assert train["update"] == 0
     longest = found["fits"]["prefill"]["length"]
     assert Tracer(one, "prefill", 64).at(longest, 2).footprint.peak <= SLOW.memory
+
+
+def test_blocks_have_the_sizes_of_the_device_that_is_planned_for() -> None:
+    def work(device: Device) -> int:
+        found = make_plan(subject("w"), lengths=[1024], batch_size=1, device=device, phases=("prefill",))
+        return int(found["phases"]["prefill"]["1024"]["flops"]["forward"])
+
+    # Blocks of 16 tokens on a CPU and of 64 on a GPU, of a window of 7: what the band hides is computed too.
+    own = Tracer(subject("w"), "prefill").at(1024).work["forward"].flops
+    assert work(replace(SLOW, kind="cpu")) == own < work(SLOW)
+    assert by_device(torch.device("cpu"), 1, 2) == 1
+
+
+def test_what_does_not_fit_without_a_token_is_not_searched() -> None:
+    found = make_plan(subject("m"), lengths=[8], batch_size=1, device=replace(SLOW, memory=1000), phases=("train",))
+    assert found["fits"]["train"] == {"length": 0, "at_least": False}
 
 
 def test_times_by_hand() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from hybridtf.core.errors import KernelError
 from hybridtf.ops.attention.mask import AttentionMask, check_inputs
 from hybridtf.ops.attention.sdpa import call_sdpa, refusal
+from hybridtf.ops.spans import by_device
 
 # Smaller blocks waste less on what the band hides; a GPU wants at least one tile of its own kernels.
 _SMALLEST_CPU = 16
@@ -33,7 +34,7 @@ def attention_banded(
     t, s, window = q.shape[1], k.shape[1], mask.window
     if window is None or not is_banded(mask, t, s):
         raise KernelError("attention: the banded form needs a causal window, default positions, no ids, and t <= s")
-    size = max(window, _SMALLEST_CPU if q.device.type == "cpu" else _SMALLEST_GPU) if block is None else block
+    size = max(window, by_device(q.device, _SMALLEST_CPU, _SMALLEST_GPU)) if block is None else block
     if size < window:
         raise KernelError(f"attention: a block of {size} tokens is smaller than the window of {window}")
     scale = q.shape[3] ** -0.5 if scale is None else scale

@@ -21,6 +21,7 @@ from hybridtf.ops.attention.blocks import plan_blocks
 from hybridtf.ops.attention.flops import register_formulas
 from hybridtf.ops.attention.mask import AttentionMask, Tile, accumulate_dtype, check_inputs, no_autocast
 from hybridtf.ops.gradients import with_backward
+from hybridtf.ops.spans import by_device
 
 _TILE_CPU = 2**18
 _TILE_GPU = 2**25
@@ -72,8 +73,8 @@ class _Call:
 
     @property
     def out_dtype(self) -> torch.dtype:
-        """Of the output: q's, but with decays the accumulating one. Their gradients are sums of whole rows and columns of scores'
-        gradients, which cancel; of an output that is rounded, the rounding would be most of what is left."""
+        """Of the output: q's, but with decays the accumulating one. Their gradients are sums of rows and columns, which cancel:
+        of an output that is rounded, the rounding would be most of what is left."""
         return self.q.dtype if self.mask.q_decay is None else self.dtype
 
     @property
@@ -327,7 +328,7 @@ def _call(inputs: tuple[Any, ...]) -> _Call:
 def _block_sizes(q: Tensor, k: Tensor) -> tuple[int, int]:
     """Tokens per block, so that a tile of scores stays in cache (CPU) or is worth a launch (GPU)."""
     b, t, h, _ = q.shape
-    area = (_TILE_CPU if q.device.type == "cpu" else _TILE_GPU) // max(b * h, 1)
+    area = by_device(q.device, _TILE_CPU, _TILE_GPU) // max(b * h, 1)
     block_q = min(max(t, 1), 256, max(64, 2 ** (int(area**0.5).bit_length() - 1)))
     return block_q, max(64, area // block_q // 64 * 64)
 

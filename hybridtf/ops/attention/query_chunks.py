@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from hybridtf.ops.attention.mask import AttentionMask, Tile, no_autocast, whole
+from hybridtf.ops.spans import by_device
 
 # Scores of a chunk (b h queries s): what was fastest on a CPU, and enough to fill a GPU (a guess).
 _SCORES_CPU = 2**19
@@ -49,7 +50,7 @@ def by_query_chunks(
 
 
 def _size_of(q: Tensor, k: Tensor, fewest: int) -> int:
-    budget = _SCORES_CPU if q.device.type == "cpu" else _SCORES_GPU
+    budget = by_device(q.device, _SCORES_CPU, _SCORES_GPU)
     size: int = torch.sym_max(fewest, budget // torch.sym_max(1, q.shape[0] * q.shape[2] * k.shape[1]))
     return size
 

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.ops.attention.mask import accumulate_dtype, no_autocast
+from hybridtf.ops.spans import by_device
 
 _BUDGET_CPU, _BUDGET_GPU = 2**20, 2**26
 
@@ -43,7 +44,7 @@ def _choose_op(q: Tensor, pooled: Tensor, first: Tensor, count: Tensor, n: int) 
         return found
     with no_autocast(q.device):
         keys = pooled.to(accumulate_dtype(q.dtype))
-        budget = _BUDGET_CPU if q.device.type == "cpu" else _BUDGET_GPU
+        budget = by_device(q.device, _BUDGET_CPU, _BUDGET_GPU)
         size = max(16, budget // (b * h * j))
         for start in range(0, t, size):
             part = slice(start, start + size)

@@ -21,6 +21,7 @@ from hybridtf.ops.block_sparse_attention.groups import Groups, by_block, by_posi
 from hybridtf.ops.block_sparse_attention.parts import PARTS, clauses_of, earlier
 from hybridtf.ops.block_sparse_attention.rule import Places, SparseRule
 from hybridtf.ops.gradients import autograd_inside, with_backward
+from hybridtf.ops.spans import by_device
 
 _BUDGET_CPU, _BUDGET_GPU = 2**20, 2**26
 _TILE_CPU, _TILE_GPU = 64, 128
@@ -58,7 +59,7 @@ class _Call:
         return b * t * self.choosers * choices, h // self.choosers
 
     def groups(self) -> Groups:
-        size = min(_TILE_CPU if self.q.device.type == "cpu" else _TILE_GPU, max(self.q.shape[1], 1))
+        size = min(by_device(self.q.device, _TILE_CPU, _TILE_GPU), max(self.q.shape[1], 1))
         if self.part == "chosen":
             assert self.blocks is not None
             return by_block(self.places, self.rule, self.blocks, size)
@@ -75,7 +76,7 @@ class _Call:
             return
         order = torch.argsort(torch.stack([one.length for one in lists]).sum(0), stable=True)
         lengths = torch.stack([one.length[order] for one in lists], 1).tolist()
-        size, budget = groups.source.shape[1], _BUDGET_CPU if self.q.device.type == "cpu" else _BUDGET_GPU
+        size, budget = groups.source.shape[1], by_device(self.q.device, _BUDGET_CPU, _BUDGET_GPU)
         per_key = size * self.result_shape()[1] + self.k.shape[3] + self.v.shape[3]
         start = 0
         while start < len(order):

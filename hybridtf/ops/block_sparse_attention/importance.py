@@ -15,6 +15,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.ops.attention.mask import accumulate_dtype, no_autocast
+from hybridtf.ops.spans import by_device
 
 _BUDGET_CPU, _BUDGET_GPU = 2**20, 2**26
 
@@ -52,7 +53,7 @@ def _important_op(
     most = int(own.amax()) + 1
     with no_autocast(q.device):
         keys = compressed.to(accumulate_dtype(q.dtype)).permute(0, 2, 3, 1)
-        budget = _BUDGET_CPU if q.device.type == "cpu" else _BUDGET_GPU
+        budget = by_device(q.device, _BUDGET_CPU, _BUDGET_GPU)
         size = max(16, budget // (b * h * max(i, most)))
         for start in range(0, t, size):
             part = slice(start, start + size)

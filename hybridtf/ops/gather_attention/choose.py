@@ -15,6 +15,7 @@ from torch.utils.flop_counter import register_flop_formula
 from hybridtf.ops.attention.mask import accumulate_dtype, no_autocast
 from hybridtf.ops.block_sparse_attention import Places
 from hybridtf.ops.gather_attention.chosen import _check_indexer
+from hybridtf.ops.spans import by_device
 
 _BUDGET_CPU, _BUDGET_GPU = 2**20, 2**26
 
@@ -42,7 +43,7 @@ def _choose_op(
         return found
     with no_autocast(q.device):
         keys = k.to(accumulate_dtype(q.dtype)).transpose(1, 2)
-        budget = _BUDGET_CPU if q.device.type == "cpu" else _BUDGET_GPU
+        budget = by_device(q.device, _BUDGET_CPU, _BUDGET_GPU)
         size = max(16, budget // (b * h * s))
         slots = torch.arange(s, device=q.device)
         for begin in range(0, t, size):

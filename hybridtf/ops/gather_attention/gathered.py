@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hybridtf.ops.attention.mask import accumulate_dtype, no_autocast
 from hybridtf.ops.gradients import autograd_inside, count_flops, first_order
+from hybridtf.ops.spans import by_device
 
 _BUDGET_CPU, _BUDGET_GPU = 2**20, 2**26
 _LEAST = 16
@@ -70,7 +71,7 @@ class _Form:
         dtype = accumulate_dtype(asked[0].dtype)
         queries, held = [x.flatten(0, 1) for x in asked], [x.flatten(0, 1) for x in keys]
         wide = sum(x[0, 0].numel() if x.numel() else 0 for x in keys) + max(x.shape[2] for x in asked)
-        budget = _BUDGET_CPU if slots.device.type == "cpu" else _BUDGET_GPU
+        budget = by_device(slots.device, _BUDGET_CPU, _BUDGET_GPU)
         size = max(_LEAST, budget // max(n * wide, 1))
         for start in range(0, b * t if s and n else 0, size):
             part = slice(start, start + size)

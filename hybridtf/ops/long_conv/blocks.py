@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hybridtf.ops.spans import by_device
+
 BLOCK = 32
 """Tokens of the smallest blocks, inside which the sums are taken one by one."""
 
@@ -22,7 +24,7 @@ BUDGET_GPU = 2**26
 def convolve(x: Tensor, weight: Tensor) -> Tensor:
     """x (m n c) with weight (c w), in their dtype: some channels at a time, so that what lies between stays small."""
     m, n, channels = x.shape
-    budget = BUDGET if x.device.type == "cpu" else BUDGET_GPU
+    budget = by_device(x.device, BUDGET, BUDGET_GPU)
     width = max(1, min(channels, budget // max(1, m * n)))
     starts = range(0, channels, width)
     parts = [_convolve(x[..., i : i + width].mT, weight[i : i + width]) for i in starts]

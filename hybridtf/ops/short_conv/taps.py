@@ -15,6 +15,7 @@ from hybridtf.core.segments import Segments
 from hybridtf.ops.documents import mask_pads, start_state
 from hybridtf.ops.gradients import first_order
 from hybridtf.ops.short_conv.shapes import check, sum_dtype
+from hybridtf.ops.spans import by_device
 
 
 def short_conv_taps(
@@ -98,10 +99,10 @@ BLOCK_ELEMENTS = 2**18
 def _blocks(tokens: Tensor, width: int) -> list[tuple[int, int]]:
     """Stretches of time whose temporaries stay in a CPU's cache; the whole length on a GPU and for a compiler."""
     b, t, c = tokens.shape[0], tokens.shape[1] - width + 1, tokens.shape[2]
-    whole = tokens.device.type != "cpu" or torch.compiler.is_compiling()
-    if whole:  # nothing that a compiler would have to know the length for
+    elements = by_device(tokens.device, BLOCK_ELEMENTS, 0)
+    if not elements or torch.compiler.is_compiling():  # nothing that a compiler would have to know the length for
         return [(0, t)]
-    size = max(1, BLOCK_ELEMENTS // max(1, b * c))
+    size = max(1, elements // max(1, b * c))
     return [(i, min(i + size, t)) for i in range(0, t, size)]
 
 
