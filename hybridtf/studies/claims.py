@@ -19,10 +19,14 @@ Series: TypeAlias = Mapping[int, float | None]
 """A number by seed; None where a seed lacks it."""
 Verdict: TypeAlias = Literal["shown", "not shown", "not measured"]
 
+ACCURACY = "accuracy"
+"""What most claims are about."""
+
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement. ``interval``: 95 % of the mean over seeds (Student's t), None for fewer than two seeds."""
+    """One statement. ``interval``: 95 % of the mean over seeds (Student's t; of an accuracy the part from 0 to 1), None for fewer
+    than two seeds."""
 
     statement: str
     expected: str
@@ -49,7 +53,7 @@ class Finding:
 
 
 def claim(
-    statement: str, values: Series, *, at_least: float | None = None, at_most: float | None = None, what: str = "accuracy",
+    statement: str, values: Series, *, at_least: float | None = None, at_most: float | None = None, what: str = ACCURACY,
     provided: Claim | None = None,
 ) -> Claim:
     """The claim that ``what`` is at least, at most, or between bounds, in every seed.
@@ -64,6 +68,8 @@ def claim(
     known = [value for value in values.values() if value is not None]
     found = over_seeds(list(values.values()))
     interval = None if found is None or found.low is None or found.high is None else (found.low, found.high)
+    if interval is not None and what == ACCURACY:  # few seeds that differ give bounds that no mean of shares can have
+        interval = max(interval[0], 0.0), min(interval[1], 1.0)
     verdict: Verdict = "not measured"
     if known and len(known) == len(values) and (provided is None or provided.verdict == "shown"):
         kept = all((at_least is None or v >= at_least) and (at_most is None or v <= at_most) for v in known)

@@ -32,7 +32,7 @@ def finding_markdown(study: _Named, records: Sequence[Record], finding: Finding,
     lines += ["| --- | --- | ---: | --- | --- | --- |"]
     lines += [_claim(claim) for claim in finding.claims]
     for task in _tasks(measures):
-        lines += ["", *_table(measures, task)]
+        lines += _tables(measures, task)
     lines += _beyond(measures)
     if finding.notes:
         lines += ["", *(f"- {note}" for note in finding.notes)]
@@ -49,12 +49,18 @@ def _tasks(measures: Measures) -> list[str]:
     return list(dict.fromkeys(r["task"] for r in measures.records if r["kind"] == "quality"))
 
 
-def _table(measures: Measures, task: str) -> list[str]:
-    """Rows: recipes that were judged by ``task``; columns: its groups, mean over seeds and the lowest and highest."""
+def _tables(measures: Measures, task: str) -> list[str]:
+    """A table for each list of groups: a task's other sizes are other columns."""
     judged = [r for r in measures.records if r["kind"] == "quality" and r["task"] == task]
-    recipes = list(dict.fromkeys(r["recipe"] for r in judged))
-    groups: list[str | None] = list(dict.fromkeys(group for recipe in recipes for group in measures.groups(recipe, task)))
-    groups = groups or [None]
+    by_groups: dict[tuple[str, ...], list[str]] = {}
+    for recipe in dict.fromkeys(r["recipe"] for r in judged):
+        by_groups.setdefault(tuple(measures.groups(recipe, task)), []).append(recipe)
+    return [line for groups, recipes in by_groups.items() for line in ("", *_table(measures, judged, groups, recipes))]
+
+
+def _table(measures: Measures, judged: Sequence[Record], names: Sequence[str], recipes: Sequence[str]) -> list[str]:
+    """Rows: recipes; columns: the groups of rows that they were judged by, mean over seeds and the lowest and highest."""
+    task, groups = judged[0]["task"], names or [None]
     heads = [group or str(judged[0]["metric"]).replace("_", " ") for group in groups]
     lines = [_row(task, *heads, "steps", "seconds", "parameters", f"state bytes at {STATE_AT:,}")]
     lines.append("| --- |" + " ---: |" * (len(heads) + 4))

@@ -14,7 +14,9 @@ def test_a_claim_is_shown_where_every_seed_keeps_its_bound() -> None:
     shown = claim("it holds", {0: 0.9, 1: 0.95, 2: 1.0}, at_least=0.9)
     assert (shown.verdict, shown.expected) == ("shown", "accuracy at least 0.9")
     assert shown.mean == pytest.approx(0.95)
-    assert shown.interval == pytest.approx((0.95 - 4.302652729911 * 0.05 / 3**0.5, 0.95 + 4.302652729911 * 0.05 / 3**0.5))
+    half = 4.302652729911 * 0.05 / 3**0.5
+    assert shown.interval == pytest.approx((0.95 - half, 1.0))  # no share is above 1
+    assert claim("more", {0: 0.9, 1: 0.95, 2: 1.0}, at_least=0.9, what="more").interval == pytest.approx((0.95 - half, 0.95 + half))
     assert claim("it holds", {0: 0.89, 1: 1.0, 2: 1.0}, at_least=0.9).verdict == "not shown"
     assert claim("it falls", {0: 0.5, 1: 0.61}, at_most=0.6).verdict == "not shown"
     assert claim("between", {0: 0.5}, at_least=0.4, at_most=0.6).verdict == "shown"
@@ -68,4 +70,7 @@ def test_the_page_has_every_claim_and_every_group() -> None:
     assert "| drawn | 64 tokens | 128 tokens | steps | seconds | parameters | state bytes at 1,024 |" in text
     assert "| a | 0.500 | 0.250 | not measured | not measured | 1,000 | 4,096 |" in text
     assert text.endswith("- a note\n")
+    of_other_sizes = finding_markdown(Named(), [*records, *cases.over_seeds("b", {"12 tokens": 0.75})], finding)
+    assert "| drawn | 12 tokens | steps | seconds | parameters | state bytes at 1,024 |" in of_other_sizes
+    assert "| a | 0.500 | 0.250 | not measured | not measured | 1,000 | 4,096 |" in of_other_sizes
     assert "say nothing" in finding_markdown(Named(), records, finding, smoke=True)
