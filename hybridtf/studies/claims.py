@@ -25,8 +25,8 @@ ACCURACY = "accuracy"
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement. ``interval``: 95 % of the mean over seeds (Student's t; of an accuracy the part from 0 to 1), None for fewer
-    than two seeds."""
+    """One statement. ``interval``: 95 % of the mean over seeds (Student's t; of an accuracy the part from 0 to 1), None for
+    fewer than two seeds."""
 
     statement: str
     expected: str

@@ -60,7 +60,8 @@ def _tables(measures: Measures, task: str) -> list[str]:
 
 def _table(measures: Measures, judged: Sequence[Record], names: Sequence[str], recipes: Sequence[str]) -> list[str]:
     """Rows: recipes; columns: the groups of rows that they were judged by, mean over seeds and the lowest and highest."""
-    task, groups = judged[0]["task"], names or [None]
+    task = judged[0]["task"]
+    groups: Sequence[str | None] = names or [None]
     heads = [group or str(judged[0]["metric"]).replace("_", " ") for group in groups]
     lines = [_row(task, *heads, "steps", "seconds", "parameters", f"state bytes at {STATE_AT:,}")]
     lines.append("| --- |" + " ---: |" * (len(heads) + 4))

@@ -16,7 +16,8 @@ def test_a_claim_is_shown_where_every_seed_keeps_its_bound() -> None:
     assert shown.mean == pytest.approx(0.95)
     half = 4.302652729911 * 0.05 / 3**0.5
     assert shown.interval == pytest.approx((0.95 - half, 1.0))  # no share is above 1
-    assert claim("more", {0: 0.9, 1: 0.95, 2: 1.0}, at_least=0.9, what="more").interval == pytest.approx((0.95 - half, 0.95 + half))
+    more = claim("more", {0: 0.9, 1: 0.95, 2: 1.0}, at_least=0.9, what="more")
+    assert more.interval == pytest.approx((0.95 - half, 0.95 + half))
     assert claim("it holds", {0: 0.89, 1: 1.0, 2: 1.0}, at_least=0.9).verdict == "not shown"
     assert claim("it falls", {0: 0.5, 1: 0.61}, at_most=0.6).verdict == "not shown"
     assert claim("between", {0: 0.5}, at_least=0.4, at_most=0.6).verdict == "shown"
