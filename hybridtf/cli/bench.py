@@ -41,7 +41,10 @@ Against = Annotated[
 Multiples = Annotated[
     str | None, typer.Option("--multiples", metavar="N,N,...", help="Of the trained length. Default: 1,2,4,8,16.")
 ]
-Length = Annotated[int, typer.Option("--length", min=1, help="Tokens a row; for decode, the prompt before it.")]
+Length = Annotated[
+    int | None, typer.Option("--length", min=1, help="Tokens a row; for decode, the prompt before it. Default: 1024.")
+]
+LENGTH = 1024
 
 
 Rounds = Annotated[int, typer.Option("--repeats", min=1, help="Rounds; fewer than 10 bear no verdict.")]
@@ -85,7 +88,7 @@ class Measured:
     sources: Sources
     against: Against = None
     phase: Phases = None
-    length: Length = 1024
+    length: Length = None
     batch_size: BatchSize = 1
     dtype: DtypeOption = Dtype.float32
     set_: Set = None
@@ -116,7 +119,7 @@ def speed(
     chosen = known.PHASES if asked.phase is None else tuple(_phase(one) for one in asked.phase)
     with interruptible("nothing was written"):
         records = measure_speed(
-            subjects[0], against=subjects[1:], phases=chosen, batch_size=asked.batch_size, length=asked.length,
+            subjects[0], against=subjects[1:], phases=chosen, batch_size=asked.batch_size, length=asked.length or LENGTH,
             repeats=repeats, warmup=warmup, threads=threads,
         )
     _finish(records, speed_table, asked.output, asked.json)
@@ -152,8 +155,8 @@ def kernel(
     (subject,) = _subjects([source], set_, device, dtype)
     with interruptible("nothing was written"):
         records = measure_kernels(
-            subject, op, kernels=kernels or (), phase=_phase(phase), length=length, batch_size=batch_size, repeats=repeats,
-            warmup=warmup, threads=threads,
+            subject, op, kernels=kernels or (), phase=_phase(phase), length=length or LENGTH, batch_size=batch_size,
+            repeats=repeats, warmup=warmup, threads=threads,
         )
     _finish(records, kernel_table, output, json)
 
@@ -186,13 +189,14 @@ def memory(
         ("--max-length", max_length is not None and not fits and limit is None, "it needs --limit or --fits"),
         ("--timeout", timeout is not None and not fits and not rest, "it needs --fits or --rest"),
         ("--rest", rest and fits, "--fits finds the longest length alone"),
+        ("--length", asked.length is not None and fits, "--fits tries lengths of its own, to --max-length"),
     )
     max_length, timeout = max_length or 1 << 20, timeout or 600.0
     with interruptible("nothing was written"):
         records = [
             _try_lengths(subject, one, asked.batch_size, limit_bytes, timeout, max_length) if fits else
             measure_memory(
-                subject, phase=_phase(one), batch_size=asked.batch_size, length=asked.length, limit_bytes=limit_bytes,
+                subject, phase=_phase(one), batch_size=asked.batch_size, length=asked.length or LENGTH, limit_bytes=limit_bytes,
                 max_length=max_length, rest=rest, timeout_s=timeout,
             )
             for subject in asked.subjects()

@@ -78,6 +78,7 @@ def test_what_would_do_nothing_is_refused(recipe: str, trained: Path) -> None:
         "bench", "memory", recipe, "--timeout", 9, *QUICK
     )
     assert "--rest does nothing here" in refused("bench", "memory", recipe, "--rest", "--fits", *QUICK)
+    assert "--length does nothing here" in refused("bench", "memory", recipe, "--fits", *QUICK)
     assert "--multiples does nothing here: --lengths says all of them" in refused(
         "bench", "extrapolation", trained, "--multiples", "1,2", "--lengths", "64"
     )
