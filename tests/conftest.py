@@ -4,6 +4,7 @@ import gc
 import importlib.util
 import os
 import random
+import re
 import sys
 from collections.abc import Iterator
 
@@ -33,7 +34,14 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
+COMPILES = re.compile("compile|graph|well_formed")
+"""In the name of a test that runs torch's compiler, or a part of it."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if COMPILES.search(item.name):  # a tracer of lines follows the compiler too, and takes as long again
+            item.add_marker("no_cover")
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a GPU (torch.cuda.is_available() is false)")
