@@ -26,6 +26,13 @@ from hybridtf.core.files import atomic_file
 MAX_SHARD_BYTES = 5_000_000_000
 """Tensors that need more than this are written as several files."""
 
+STORED = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32,
+    "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+"""Dtypes as safetensors writes them."""
+
 
 def canonical_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and persistent buffers by canonical name; a tied or shared tensor appears once."""
@@ -171,6 +178,10 @@ class StoredTensors(Mapping[str, Tensor]):
         except (SafetensorError, OSError, ValueError) as error:
             raise CheckpointError(f"{self.path.with_name(file)}: {name} cannot be read ({error})") from error
         return tensor
+
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """The dtype of each, from the files' headers alone."""
+        return {name: STORED[self._files[file].get_slice(name).get_dtype()] for name, file in self._where.items()}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._where)

@@ -1,0 +1,88 @@
+"""A model of ours as a published checkpoint, where a family can say it exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hybridtf.core import CheckpointError, ConfigError, HybridTFError
+from hybridtf.core.files import atomic_folder
+from hybridtf.interop.families import FAMILIES
+from hybridtf.interop.family import Family
+from hybridtf.interop.importing import WEIGHTS, links_of, recipe_of
+from hybridtf.interop.settings import CONFIG, Settings, write_settings
+from hybridtf.models import LanguageModel, LanguageModelConfig
+from hybridtf.models.weights import MAX_SHARD_BYTES, canonical_tensors, write_tensors
+
+
+def export_checkpoint(
+    model: LanguageModel, folder: str | Path, *, family: str | None = None, max_shard_bytes: int = MAX_SHARD_BYTES
+) -> Family:
+    """Write ``config.json`` and safetensors in the published names, which transformers loads; the family that says the model.
+
+    ``family``: None for the first that can. Raises :class:`CheckpointError` where none can, with what it is that the nearest cannot
+    say, and nothing is written.
+    """
+    folder = Path(folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise CheckpointError(f"{folder}: is there already and not empty; nothing was written")
+    found, settings = _expressed(model.config, family)
+    recipe = recipe_of(found, Settings(settings, CONFIG))
+    tensors: dict[str, Tensor] = {name: value.detach() for name, value in canonical_tensors(model).items()}
+    theirs = links_of(found, recipe).write(tensors)
+    dtype = str(next(iter(theirs.values())).dtype).removeprefix("torch.")
+    with atomic_folder(folder) as temporary:
+        write_tensors(theirs, temporary / WEIGHTS, max_shard_bytes=max_shard_bytes)
+        write_settings(temporary / CONFIG, {**settings, "dtype": dtype})
+    return found
+
+
+def _expressed(config: LanguageModelConfig, name: str | None) -> tuple[Family, dict[str, Any]]:
+    """The family and its settings, checked: read again they are the same model."""
+    unique = {family.model_type: family for family in FAMILIES.values()}
+    if name is not None and name not in FAMILIES:
+        raise ConfigError(f"no family is called {name!r}; known: {', '.join(unique)}")
+    asked = unique.values() if name is None else [FAMILIES[name]]
+    nearest: tuple[int, str] | None = None
+    for family in asked:
+        try:
+            settings = {"model_type": family.model_type, "architectures": [family.architecture], **family.settings(config)}
+            again = recipe_of(family, Settings(settings, CONFIG)).model
+        except (HybridTFError, KeyError, AttributeError, TypeError, StopIteration, IndexError) as error:
+            if name is not None:
+                raise CheckpointError(f"{family.model_type} cannot say this model: {error}") from error
+            continue
+        assert isinstance(again, LanguageModelConfig)
+        faults = list(differences(layer_tables(config), layer_tables(again)))
+        if not faults:
+            return family, settings
+        if nearest is None or len(faults) < nearest[0]:
+            nearest = len(faults), f"{family.model_type} comes nearest and cannot say {faults[0]}"
+    raise CheckpointError("no published family has this model" + ("" if nearest is None else f": {nearest[1]}"))
+
+
+def layer_tables(config: LanguageModelConfig) -> dict[str, Any]:
+    """The model layer by layer, without the names of its blocks and with every option written out."""
+    table = config.to_dict()
+    blocks = {name: block.to_dict() for name, block in config.blocks.items()}
+    rest = {name: value for name, value in table.items() if name not in ("blocks", "pattern", "n_layers", "residual_init")}
+    return {**rest, "layers": [blocks[name] for name in config.layers()]}
+
+
+def differences(ours: Any, again: Any, path: str = "") -> Iterator[str]:
+    """Where two tables differ, in words."""
+    if isinstance(ours, Mapping) and isinstance(again, Mapping):
+        for name in sorted(ours.keys() | again.keys()):
+            yield from differences(ours.get(name), again.get(name), f"{path}.{name}" if path else name)
+    elif isinstance(ours, list) and isinstance(again, list):
+        if len(ours) != len(again):
+            yield f"{path}: {len(ours)} entries, where it has {len(again)}"
+            return
+        for i, (one, other) in enumerate(zip(ours, again, strict=True)):
+            yield from differences(one, other, f"{path}[{i}]")
+    elif ours != again and not (isinstance(ours, torch.Tensor) or isinstance(again, torch.Tensor)):
+        yield f"{path} = {ours!r} (it has {again!r})"

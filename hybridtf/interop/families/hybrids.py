@@ -1,0 +1,168 @@
+"""Mamba or Mamba-2 with attention: Jamba, Bamba."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hybridtf.core import CheckpointError
+from hybridtf.interop.families import parts
+from hybridtf.interop.families.decoders import heads
+from hybridtf.interop.family import Family, Table
+from hybridtf.interop.positions import rope, rope_settings
+from hybridtf.interop.settings import Settings
+from hybridtf.interop.stacks import stack_of
+from hybridtf.interop.weight_map import WeightMap
+from hybridtf.models import LanguageModelConfig
+
+
+def _kinds(settings: Settings, default: list[str]) -> list[str]:
+    """``linear_attention`` (a recurrence) or ``full_attention`` of each layer."""
+    names = {"mamba": "linear_attention", "attention": "full_attention"}
+    said = settings.take("layers_block_type", settings.take("layer_types", default, kind=list), kind=list)
+    kinds = [names.get(kind, kind) for kind in said]
+    n = settings.count("num_hidden_layers")
+    unknown = sorted({kind for kind in kinds if kind not in names.values()})
+    if len(kinds) != n or unknown:
+        raise CheckpointError(f"{settings.where}: layer_types has {len(kinds)} entries for {n} layers" + (f", and unknown {unknown}" if unknown else ""))
+    return kinds
+
+
+# -- Jamba -------------------------------------------------------------------------------------------------------------
+
+
+def _jamba(settings: Settings) -> Table:
+    n, d_model, norm = settings.count("num_hidden_layers"), settings.count("hidden_size"), parts.norm(settings)
+    period, offset = settings.count("attn_layer_period", 8), settings.take("attn_layer_offset", 4, kind=int)
+    kinds = _kinds(settings, ["full_attention" if i % period == offset else "linear_attention" for i in range(n)])
+    every, first = settings.count("expert_layer_period", 2), settings.take("expert_layer_offset", 1, kind=int)
+    n_experts, d_ff = settings.count("num_experts", 16), settings.count("intermediate_size")
+    rank = settings.take("mamba_dt_rank", "auto")
+    settings.passed_over("max_position_embeddings", "sliding_window", "mamba_inner_layernorms", "use_positional_embeddings")
+    mamba = {
+        "type": "mamba", "d_state": settings.count("mamba_d_state", 16), "d_conv": settings.count("mamba_d_conv", 4),
+        "expand": settings.number("mamba_expand", 2), "dt_rank": -(-d_model // 16) if rank == "auto" else rank,
+        "bias": settings.flag("mamba_proj_bias", False), "conv_bias": settings.flag("mamba_conv_bias", True),
+        "ssm_norm": "rms", "eps": norm["eps"],
+    }
+    attention = {**heads(settings), "position": {"type": "none"}}
+    dense = parts.gated(settings, d_ff)
+    sparse = {"type": "moe", "n_experts": n_experts, "top_k": settings.count("num_experts_per_tok", 2), "d_ff": d_ff, "normalize": False}
+    layers = [
+        {
+            "mixer": attention if kind == "full_attention" else mamba, "norm": norm,
+            "channel_mixer": sparse if n_experts > 1 and i % every == first else dense,
+        }
+        for i, kind in enumerate(kinds)
+    ]
+    return {**parts.ends(settings, tied=False), "final_norm": norm, **stack_of(layers)}
+
+
+def _link_jamba(links: WeightMap, config: LanguageModelConfig) -> None:
+    parts.link_ends(links, config, norm="final_layernorm")
+    for i, name in enumerate(config.layers()):
+        block: Any = config.blocks[name]
+        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
+        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
+        links.same(f"{ours}.channel_norm", f"{theirs}.pre_ff_layernorm")
+        if block.mixer.type == "mamba":
+            parts.link_mamba(links, f"{ours}.mixer", f"{theirs}.mamba")
+            for one in ("dt", "b", "c"):
+                links.same(f"{ours}.mixer.{one}_norm", f"{theirs}.mamba.{one}_layernorm")
+        else:
+            parts.link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn")
+        if links.has(f"{ours}.channel_mixer.router"):
+            links.same(f"{ours}.channel_mixer.router", f"{theirs}.feed_forward.router")
+            parts.link_experts(links, f"{ours}.channel_mixer.experts", f"{theirs}.feed_forward.experts", block.channel_mixer.n_experts)
+        else:
+            parts.link_gated(links, f"{ours}.channel_mixer", f"{theirs}.feed_forward")
+
+
+def _jamba_settings(config: LanguageModelConfig) -> Table:
+    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    mamba = next(b.mixer for b in blocks if b.mixer.type == "mamba")
+    attention = [i for i, b in enumerate(blocks) if b.mixer.type != "mamba"]
+    experts = [i for i, b in enumerate(blocks) if hasattr(b.channel_mixer, "n_experts")]
+    found = {
+        **parts.ends_settings(config), "rms_norm_eps": blocks[0].norm.eps, "intermediate_size": blocks[0].channel_mixer.d_ff,
+        "hidden_act": parts.activation_name(getattr(blocks[0].channel_mixer, "activation", "silu")),
+        "mamba_d_state": mamba.d_state, "mamba_d_conv": mamba.d_conv, "mamba_expand": parts.whole(mamba.expand), "mamba_dt_rank": mamba.dt_rank,
+        "mamba_proj_bias": mamba.bias, "mamba_conv_bias": mamba.conv_bias, "num_experts": 1,
+        **_every("attn_layer", attention, len(blocks)), **_every("expert_layer", experts, len(blocks)),
+    }
+    if experts:
+        moe = blocks[experts[0]].channel_mixer
+        found |= {"num_experts": moe.n_experts, "num_experts_per_tok": moe.top_k}
+    heads_of = blocks[attention[0]].mixer if attention else None
+    if heads_of is not None:
+        found |= {"num_attention_heads": heads_of.n_heads, "num_key_value_heads": heads_of.n_kv_heads}
+    return found
+
+
+def _every(name: str, layers: list[int], n: int) -> Table:
+    """A period and an offset that give these layers, as far as there are such; an export checks it."""
+    period = layers[1] - layers[0] if len(layers) > 1 else n
+    return {f"{name}_period": period, f"{name}_offset": layers[0] if layers else n}
+
+
+# -- Bamba -------------------------------------------------------------------------------------------------------------
+
+
+def _bamba(settings: Settings) -> Table:
+    norm, n = parts.norm(settings, default=1e-5), settings.count("num_hidden_layers")
+    attend = settings.take("attn_layer_indices", [], kind=list)
+    kinds = _kinds(settings, ["full_attention" if i in attend else "linear_attention" for i in range(n)])
+    limit = settings.take("time_step_limit", [0.0, float("inf")], kind=list)
+    expand, d_model = settings.number("mamba_expand", 2), settings.count("hidden_size")
+    n_heads = settings.count("mamba_n_heads", 128)
+    width = settings.take("mamba_d_head", "auto")
+    settings.passed_over("mamba_chunk_size", "time_step_min", "time_step_max", "time_step_floor", "z_loss_coefficient")
+    mamba: Table = {
+        "type": "mamba2", "d_state": settings.count("mamba_d_state", 256), "n_heads": n_heads, "expand": expand,
+        "head_dim": int(expand * d_model) // n_heads if width == "auto" else width, "n_groups": settings.count("mamba_n_groups", 1),
+        "d_conv": settings.count("mamba_d_conv", 4), "bias": settings.flag("mamba_proj_bias", False),
+        "conv_bias": settings.flag("mamba_conv_bias", True), "eps": norm["eps"],
+    }
+    if tuple(limit) != (0.0, float("inf")):
+        mamba["dt_limit"] = [float(x) for x in limit]
+    bias = settings.flag("attention_bias", False)
+    position = {**rope(settings), "fraction": 0.5}  # whatever the settings say, as transformers and the published model
+    attention = {**heads(settings), "qkv_bias": bias, "out_bias": bias, "position": position}
+    channel = parts.gated(settings, settings.count("intermediate_size"), bias=settings.flag("mlp_bias", False))
+    layers = [{"mixer": attention if kind == "full_attention" else mamba, "channel_mixer": channel, "norm": norm} for kind in kinds]
+    return {**parts.ends(settings, tied=False), "final_norm": norm, **stack_of(layers)}
+
+
+def _link_bamba(links: WeightMap, config: LanguageModelConfig) -> None:
+    parts.link_ends(links, config, norm="final_layernorm")
+    for i, name in enumerate(config.layers()):
+        block: Any = config.blocks[name]
+        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
+        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
+        links.same(f"{ours}.channel_norm", f"{theirs}.pre_ff_layernorm")
+        if block.mixer.type == "mamba2":
+            parts.link_mamba2(links, f"{ours}.mixer", f"{theirs}.mamba")
+        else:
+            parts.link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn")
+        parts.link_gated(links, f"{ours}.channel_mixer", f"{theirs}.feed_forward")
+
+
+def _bamba_settings(config: LanguageModelConfig) -> Table:
+    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    mamba = next(b.mixer for b in blocks if b.mixer.type == "mamba2")
+    attend = [i for i, b in enumerate(blocks) if b.mixer.type != "mamba2"]
+    attention, channel = blocks[attend[0]].mixer, blocks[0].channel_mixer
+    found = {
+        **parts.ends_settings(config), "rms_norm_eps": blocks[0].norm.eps, "intermediate_size": channel.d_ff, "mlp_bias": channel.bias,
+        "hidden_act": "silu", "attn_layer_indices": attend, "num_attention_heads": attention.n_heads,
+        "num_key_value_heads": attention.n_kv_heads, "attention_bias": attention.qkv_bias,
+        "rope_parameters": rope_settings(attention.position.to_dict()), "mamba_d_state": mamba.d_state, "mamba_n_heads": mamba.n_heads,
+        "mamba_d_head": mamba.head_dim, "mamba_expand": parts.whole(mamba.expand), "mamba_n_groups": mamba.n_groups, "mamba_d_conv": mamba.d_conv,
+        "mamba_proj_bias": mamba.bias, "mamba_conv_bias": mamba.conv_bias, "mamba_chunk_size": 256,
+    }
+    return found if mamba.dt_limit is None else {**found, "time_step_limit": list(mamba.dt_limit)}
+
+
+FAMILIES = (
+    Family("jamba", "JambaForCausalLM", _jamba, _link_jamba, _jamba_settings),
+    Family("bamba", "BambaForCausalLM", _bamba, _link_bamba, _bamba_settings),
+)

@@ -1,0 +1,115 @@
+"""A published checkpoint as a recipe and a model of ours: the same numbers, or a refusal by name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hybridtf.core import BuildContext, CheckpointError, HybridTFError, known_names
+from hybridtf.interop.families import FAMILIES
+from hybridtf.interop.family import Family
+from hybridtf.interop.settings import CONFIG, Settings, read_settings
+from hybridtf.interop.weight_map import WeightMap
+from hybridtf.models import LanguageModel, LanguageModelConfig
+from hybridtf.models.weights import StoredTensors, assign_weights, canonical_tensors, read_weights
+from hybridtf.recipe import Recipe, parse_recipe
+
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class Imported:
+    """``notes``: what a reader should know of how it was read."""
+
+    model: LanguageModel
+    recipe: Recipe
+    family: Family
+    dtype: torch.dtype
+    notes: tuple[str, ...]
+
+
+def import_checkpoint(folder: str | Path, *, dtype: torch.dtype | None = None) -> Imported:
+    """The model of a folder with ``config.json`` and ``model.safetensors`` (or its shards and their index), in the published names.
+
+    Every setting is understood and every tensor has its place, or :class:`CheckpointError` says which has not. ``dtype``: None for
+    that of the files; where they have several, the widest, which holds all of them exactly.
+    """
+    folder = Path(folder)
+    settings = read_settings(folder / CONFIG)
+    family = family_of(settings)
+    recipe = recipe_of(family, settings)
+    tensors = read_weights(folder / WEIGHTS)
+    links = links_of(family, recipe)
+    links.check_names(tensors, str(folder))
+    chosen, notes = _dtype(tensors, links, dtype)
+    assert isinstance(recipe.model, LanguageModelConfig)
+    model = recipe.model.build(BuildContext(d_model=0, param_dtype=chosen))
+    own = canonical_tensors(model)
+    ours = {name: value.to(own[name].dtype) for name, value in links.read(tensors, str(folder))}
+    assign_weights(model, ours, where=str(folder))
+    return Imported(model.eval(), recipe, family, chosen, notes)
+
+
+def family_of(settings: Settings) -> Family:
+    """By ``model_type``. Raises :class:`CheckpointError` for one that is not known, and for quantised weights."""
+    name = settings.take("model_type", kind=str)
+    if name not in FAMILIES:
+        raise CheckpointError(f"{settings.where}: no family reads model_type {name!r}. {known_names(name, FAMILIES)}")
+    if "quantization_config" in settings:
+        method = settings.inner("quantization_config").take("quant_method", "unnamed", kind=str)
+        raise CheckpointError(f"{settings.where}: quantization_config: the weights are quantised ({method}), and are not read")
+    return FAMILIES[name]
+
+
+def recipe_of(family: Family, settings: Settings) -> Recipe:
+    """The recipe that the settings mean. Raises :class:`CheckpointError` for what is not understood."""
+    table = family.table(settings)
+    settings.refuse_the_rest()
+    title = settings.values.get("_name_or_path") or family.architecture
+    try:
+        recipe = parse_recipe({"meta": {"title": str(title)}, "model": {"type": "language_model", **table}}, settings.where)
+        recipe.model.build(BuildContext(d_model=0, device=torch.device("meta")))
+    except CheckpointError:
+        raise
+    except HybridTFError as error:
+        raise CheckpointError(f"{settings.where}: the settings are of no model that can be built: {error}") from error
+    return recipe
+
+
+def links_of(family: Family, recipe: Recipe) -> WeightMap:
+    """All links of the recipe's model."""
+    assert isinstance(recipe.model, LanguageModelConfig)
+    model = recipe.model.build(BuildContext(d_model=0, device=torch.device("meta")))
+    links = WeightMap({name: tensor.shape for name, tensor in canonical_tensors(model).items()})
+    family.weights(links, recipe.model)
+    links.check_complete()
+    return links
+
+
+def _dtype(tensors: StoredTensors, links: WeightMap, asked: torch.dtype | None) -> tuple[torch.dtype, tuple[str, ...]]:
+    held = tensors.dtypes()
+    count = Counter(held[name] for link in links.links for name in link.theirs)
+    other = [dtype for dtype in count if not dtype.is_floating_point]
+    narrow = [dtype for dtype in count if dtype.itemsize < 2]
+    if other or narrow:
+        name = next(name for name, dtype in held.items() if dtype in (*other, *narrow))
+        raise CheckpointError(f"{tensors.path}: {name} is {held[name]}: quantised tensors are not read")
+    widest = max(count, key=lambda dtype: (dtype.itemsize, torch.finfo(dtype).max))
+    if torch.float16 in count and torch.bfloat16 in count and widest.itemsize == 2:
+        widest = torch.float32  # neither holds the other
+    chosen = asked or widest
+    notes = []
+    if len(count) > 1:
+        said = ", ".join(f"{n:,} tensors in {_word(dtype)}" for dtype, n in count.most_common())
+        notes.append(f"{said}: kept as {_word(chosen)}")
+    elif chosen is not widest:
+        notes.append(f"the files are in {_word(widest)}: kept as {_word(chosen)}, as asked")
+    return chosen, tuple(notes)
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
