@@ -24,6 +24,7 @@ from hybridtf.cli import (
     compare,
     doctor,
     generate,
+    interop,
     match,
     new_plugin,
     plan,
@@ -164,7 +165,9 @@ def hybridtf(
         print(ctx.get_help())
 
 
-for _room in (catalogue, show, plan, match, checks, training, generate, bench, compare, search, study, doctor, new_plugin):
+for _room in (
+    catalogue, show, plan, match, checks, training, generate, bench, compare, search, study, interop, doctor, new_plugin,
+):
     _room.register(app)
 
 

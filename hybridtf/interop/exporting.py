@@ -18,14 +18,17 @@ from hybridtf.interop.settings import CONFIG, Settings, write_settings
 from hybridtf.models import LanguageModel, LanguageModelConfig
 from hybridtf.models.weights import MAX_SHARD_BYTES, canonical_tensors, write_tensors
 
+OF_ANOTHER_KIND = (AttributeError, IndexError, StopIteration, TypeError, KeyError)
+"""What a family meets that asks a layer for an option of its own kind of layer."""
+
 
 def export_checkpoint(
     model: LanguageModel, folder: str | Path, *, family: str | None = None, max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> Family:
     """Write ``config.json`` and safetensors in the published names, which transformers loads; the family that says the model.
 
-    ``family``: None for the first that can. Raises :class:`CheckpointError` where none can, with what it is that the nearest cannot
-    say, and nothing is written.
+    ``family``: None for the first that can. Raises :class:`CheckpointError` where none can, with what it is that the nearest
+    cannot say, and nothing is written.
     """
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
@@ -52,9 +55,10 @@ def _expressed(config: LanguageModelConfig, name: str | None) -> tuple[Family, d
         try:
             settings = {"model_type": family.model_type, "architectures": [family.architecture], **family.settings(config)}
             again = recipe_of(family, Settings(settings, CONFIG)).model
-        except (HybridTFError, KeyError, AttributeError, TypeError, StopIteration, IndexError) as error:
+        except (HybridTFError, *OF_ANOTHER_KIND) as error:
             if name is not None:
-                raise CheckpointError(f"{family.model_type} cannot say this model: {error}") from error
+                why = str(error) if isinstance(error, HybridTFError) else "its layers are of other kinds"
+                raise CheckpointError(f"{family.model_type} cannot say this model ({config.pattern}): {why}") from error
             continue
         assert isinstance(again, LanguageModelConfig)
         faults = list(differences(layer_tables(config), layer_tables(again)))

@@ -32,10 +32,11 @@ class Imported:
 
 
 def import_checkpoint(folder: str | Path, *, dtype: torch.dtype | None = None) -> Imported:
-    """The model of a folder with ``config.json`` and ``model.safetensors`` (or its shards and their index), in the published names.
+    """The model of a folder with ``config.json`` and ``model.safetensors`` (or its shards and their index), in the published
+    names.
 
-    Every setting is understood and every tensor has its place, or :class:`CheckpointError` says which has not. ``dtype``: None for
-    that of the files; where they have several, the widest, which holds all of them exactly.
+    Every setting is understood and every tensor has its place, or :class:`CheckpointError` says which has not. ``dtype``: None
+    for that of the files; where they have several, the widest, which holds all of them exactly.
     """
     folder = Path(folder)
     settings = read_settings(folder / CONFIG)

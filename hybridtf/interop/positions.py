@@ -57,7 +57,8 @@ def _scaling(found: Settings, length: int) -> dict[str, Any] | None:
             "type": "longrope", "short_factor": found.take("short_factor", kind=list),
             "long_factor": found.take("long_factor", kind=list), "original_max_len": original, **more,
         }
-    raise CheckpointError(f"{found.where}: rope_type {type_name!r} is not known; known: default, linear, dynamic, llama3, yarn, longrope")
+    known = "default, linear, dynamic, llama3, yarn, longrope"
+    raise CheckpointError(f"{found.where}: rope_type {type_name!r} is not known; known: {known}")
 
 
 def rope_settings(position: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,8 +22,9 @@ SILENT = frozenset({
     "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward", "dtype", "eos_token_id", "finetuning_task", "for_fim",
     "id2label", "initializer_range", "is_decoder", "is_encoder_decoder", "label2id", "model_type", "num_logits_to_keep",
     "output_attentions", "output_hidden_states", "output_router_logits", "pad_token_id", "pretraining_tp", "problem_type",
-    "return_dict", "router_aux_loss_coef", "router_jitter_noise", "torch_dtype", "transformers_version", "transformers.js_config",
-    "unsloth_fixed", "unsloth_version", "use_associative_scan", "use_cache", "use_falcon_mambapy", "use_mamba_kernels", "use_mambapy",
+    "return_dict", "router_aux_loss_coef", "router_jitter_noise", "torch_dtype", "transformers.js_config",
+    "transformers_version", "unsloth_fixed", "unsloth_version", "use_associative_scan", "use_cache", "use_falcon_mambapy",
+    "use_mamba_kernels", "use_mambapy",
 })
 """Ids of special tokens, training, caching, file formats: the scores of a token are the same whatever they say."""
 
@@ -95,7 +96,8 @@ class Settings:
         rest = sorted(name for name, value in self.values.items() if name not in self._read | SILENT and value is not None)
         if rest:
             raise CheckpointError(
-                f"{self.where}: {_listed(rest)} {'is' if len(rest) == 1 else 'are'} not known of this family and may change the model"
+                f"{self.where}: {_listed(rest)} {'is' if len(rest) == 1 else 'are'} not known of this family and may change "
+                "the model"
             )
         for one in self._inner:
             one.refuse_the_rest()
@@ -106,7 +108,8 @@ def read_settings(file: Path) -> Settings:
     try:
         values = json.loads(file.read_text(encoding="utf-8"), object_hook=_number)
     except FileNotFoundError:
-        raise CheckpointError(f"{file}: no such file; a published checkpoint is a folder with {CONFIG} and safetensors") from None
+        what = f"a published checkpoint is a folder with {CONFIG} and safetensors"
+        raise CheckpointError(f"{file}: no such file; {what}") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file}: not readable as JSON ({error})") from error
     if not isinstance(values, dict):

@@ -52,22 +52,21 @@ class WeightMap:
         """Several modules of ours that are one of theirs, one after the other along ``dim``."""
         for _, rest in self._below(ours[0]):
             names = [one + rest for one in ours]
-            sizes = [self.own[name][dim] for name in names]
-            self.link(
-                names, [theirs + rest], lambda x, sizes=sizes: list(_cut(x[0], sizes, dim)), lambda x: [torch.cat(x, dim)]  # type: ignore[misc]
-            )
+            self.link(names, [theirs + rest], _cutting([self.own[name][dim] for name in names], dim), _joining(dim))
 
     def joined(self, ours: str, theirs: Sequence[str], sizes: Sequence[int], dim: int = 0) -> None:
         """One module of ours that is several of theirs, of these ``sizes`` along ``dim``."""
         for name, rest in self._below(ours):
-            self.link([name], [one + rest for one in theirs], lambda x: [torch.cat(x, dim)], lambda x: list(_cut(x[0], sizes, dim)))
+            self.link([name], [one + rest for one in theirs], _joining(dim), _cutting(sizes, dim))
 
     def stacked(self, ours: str, theirs: Iterable[str], *, transposed: bool = True) -> None:
         """One tensor (e in out) of ours that is a matrix (out in) of theirs for each e."""
         def turn(x: Tensor) -> Tensor:
             return x.mT if transposed else x
 
-        self.link([ours], list(theirs), lambda x: [torch.stack([turn(one) for one in x])], lambda x: [turn(y) for y in x[0].unbind()])
+        self.link(
+            [ours], list(theirs), lambda x: [torch.stack([turn(one) for one in x])], lambda x: [turn(y) for y in x[0].unbind()]
+        )
 
     def convolution(self, ours: str, theirs: str) -> None:
         """A depthwise convolution, (c w) here and (c 1 w) there, with its bias if it has one."""
@@ -110,10 +109,12 @@ class WeightMap:
         missing = [name for name in wanted if name not in names]
         rest = sorted(names - set(wanted) - self.copies.keys())
         if missing:
-            raise CheckpointError(f"{where}: {_some(missing)} missing; the settings ask for {'it' if len(missing) == 1 else 'them'}")
+            which = "it" if len(missing) == 1 else "them"
+            raise CheckpointError(f"{where}: {_some(missing)} missing; the settings ask for {which}")
         if rest:
             near = known_names(rest[0], wanted) if len(wanted) < 40 else ""
-            raise CheckpointError(f"{where}: {_some(rest)} in the files and in no layer that the settings ask for. {near}".rstrip(". "))
+            what = "in the files and in no layer that the settings ask for"
+            raise CheckpointError(f"{where}: {_some(rest)} {what}. {near}".rstrip(". "))
 
     def read(self, tensors: Mapping[str, Tensor], where: str) -> Iterable[tuple[str, Tensor]]:
         """Our tensors out of theirs, one link at a time. Raises :class:`CheckpointError` for shapes that do not fit."""
@@ -122,10 +123,12 @@ class WeightMap:
             try:
                 found = link.read(given)
             except RuntimeError:
-                raise CheckpointError(f"{where}: {_shapes(link.theirs, given)} cannot be {_shapes(link.ours, self.own)}") from None
+                wanted = _shapes(link.ours, self.own)
+                raise CheckpointError(f"{where}: {_shapes(link.theirs, given)} cannot be {wanted}") from None
             for name, value in zip(link.ours, found, strict=True):
                 if value.shape != self.own[name]:
-                    raise CheckpointError(f"{where}: {_shapes(link.theirs, given)}; the settings ask for {tuple(self.own[name])} as {name}")
+                    wanted = f"the settings ask for {tuple(self.own[name])} as {name}"
+                    raise CheckpointError(f"{where}: {_shapes(link.theirs, given)}; {wanted}")
                 yield name, value
         for name, of in self.copies.items():
             if name in tensors and not torch.equal(tensors[name], tensors[of]):
@@ -144,8 +147,12 @@ def _as_it_is(x: list[Tensor]) -> list[Tensor]:
     return x
 
 
-def _cut(x: Tensor, sizes: Sequence[int], dim: int) -> tuple[Tensor, ...]:
-    return x.split(list(sizes), dim)
+def _cutting(sizes: Sequence[int], dim: int) -> Change:
+    return lambda x: list(x[0].split(list(sizes), dim))
+
+
+def _joining(dim: int) -> Change:
+    return lambda x: [torch.cat(x, dim)]
 
 
 def _some(names: Sequence[str]) -> str:

@@ -44,10 +44,12 @@ OPTIONS = {
     ),
     "doctor": "--json",
     "eval": "RUN --batch-size --device --json --max-tokens --output --seq-len --step --weights -o",
+    "export": "RUN --family --json --output --step --to --weights -o",
     "generate": (
         "RUN --beams --compile --device --draft --json --length-penalty --max-new-tokens --min-p --n-draft --prompt "
         "--prompt-file --repetition-penalty --seed --step --stop --temperature --top-k --top-p --weights -n"
     ),
+    "import": "FOLDER --dtype --json --output -o",
     "list": "KIND --json --verbose -v",
     "match": "RECIPES... --flops --json --length --output --params --set --state-bytes -o",
     "new-plugin": "NAME --path",

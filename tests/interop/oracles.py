@@ -14,7 +14,7 @@ from torch import Tensor
 from hybridtf.interop import FAMILIES
 
 pytest.importorskip("transformers")
-from tests.interop import tiny_oracles  # noqa: E402
+from tests.interop import tiny_oracles
 
 LOOSER: dict[str, float] = {}
 """Oracles that are held to less than 1e-9, and why stands beside each."""

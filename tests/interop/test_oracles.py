@@ -1,4 +1,4 @@
-"""Every family over reference models in the published naming: the same scores, our own ways of calling, and back to transformers."""
+"""Every family over reference models in the published naming: the same scores, all our ways of calling, and back."""
 
 from __future__ import annotations
 

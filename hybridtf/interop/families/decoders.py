@@ -33,11 +33,13 @@ def window(settings: Settings, layer: int, *, used: bool = True) -> Table:
     size = settings.take("sliding_window", None, kind=int)
     if kinds is None:
         return {"window": size} if size is not None and used else {}
-    if len(kinds) != settings.count("num_hidden_layers"):
-        raise CheckpointError(f"{settings.where}: layer_types has {len(kinds)} entries for {settings.count('num_hidden_layers')} layers")
+    if len(kinds) != (n := settings.count("num_hidden_layers")):
+        raise CheckpointError(f"{settings.where}: layer_types has {len(kinds)} entries for {n} layers")
     kind = kinds[layer]
     if kind not in ("full_attention", "sliding_attention"):
-        raise CheckpointError(f"{settings.where}: layer_types[{layer}] is {kind!r}; known here: full_attention, sliding_attention")
+        raise CheckpointError(
+            f"{settings.where}: layer_types[{layer}] is {kind!r}; known here: full_attention, sliding_attention"
+        )
     if kind == "sliding_attention" and size is None:
         raise CheckpointError(f"{settings.where}: layer_types[{layer}] is sliding_attention, and sliding_window is missing")
     return {"window": size} if kind == "sliding_attention" else {}
@@ -99,7 +101,8 @@ def _qwen3_moe(settings: Settings, layer: int) -> Table:
         return parts.gated(settings, settings.count("intermediate_size"))
     settings.passed_over("intermediate_size")
     return {
-        "type": "moe", "n_experts": settings.count("num_experts", settings.count("num_local_experts", None)), "top_k": settings.count("num_experts_per_tok"),
+        "type": "moe", "n_experts": settings.count("num_experts", settings.count("num_local_experts", None)),
+        "top_k": settings.count("num_experts_per_tok"),
         "d_ff": settings.count("moe_intermediate_size"), "normalize": settings.flag("norm_topk_prob", False),
     }
 
@@ -107,7 +110,9 @@ def _qwen3_moe(settings: Settings, layer: int) -> Table:
 # -- weights -----------------------------------------------------------------------------------------------------------
 
 
-def link(links: WeightMap, config: LanguageModelConfig, *, experts: str = "mlp", gates: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> None:
+def link(
+    links: WeightMap, config: LanguageModelConfig, *, experts: str = "mlp", gates: tuple[str, str, str] = parts.GATED
+) -> None:
     """The names of Llama; experts stand below ``experts``, and their matrices are called ``gates``."""
     parts.link_ends(links, config)
     for i, name in enumerate(config.layers()):
@@ -137,7 +142,7 @@ def settings_of(config: LanguageModelConfig) -> dict[str, Any]:
         "rope_parameters": rope_settings(mixer.position.to_dict()),
     }
     if channel is not None:
-        found |= {"intermediate_size": channel.d_ff, "hidden_act": parts.activation_name(getattr(channel, "activation", "silu"))}
+        found |= {"intermediate_size": channel.d_ff, "hidden_act": parts.activation_name(channel.activation)}
     return found
 
 
@@ -167,13 +172,14 @@ def _qwen_settings(config: LanguageModelConfig) -> dict[str, Any]:
 
 
 def _moe(config: LanguageModelConfig) -> Any:
-    return next(b.channel_mixer for b in config.blocks.values() if hasattr(getattr(b, "channel_mixer", None), "n_experts"))  # type: ignore[attr-defined]
+    blocks: list[Any] = list(config.blocks.values())
+    return next(block.channel_mixer for block in blocks if hasattr(block.channel_mixer, "n_experts"))
 
 
 def _mixtral_settings(config: LanguageModelConfig) -> dict[str, Any]:
     moe = _moe(config)
-    found = {"num_local_experts": moe.n_experts, "num_experts_per_tok": moe.top_k, "intermediate_size": moe.d_ff, "hidden_act": "silu"}
-    return {**_mistral_settings(config), **found}
+    found = {"num_local_experts": moe.n_experts, "num_experts_per_tok": moe.top_k, "intermediate_size": moe.d_ff}
+    return {**_mistral_settings(config), **found, "hidden_act": "silu"}
 
 
 def _qwen3_moe_settings(config: LanguageModelConfig) -> dict[str, Any]:
@@ -187,16 +193,14 @@ def _qwen3_moe_settings(config: LanguageModelConfig) -> dict[str, Any]:
     return {**_qwen_settings(config), **found}
 
 
-_SPARSE = {"experts": "block_sparse_moe", "gates": ("w1", "w3", "w2")}
-
 FAMILIES = (
     Family("llama", "LlamaForCausalLM", lambda s: prenorm(s, _biased, _dense), link, _llama_settings),
     Family("mistral", "MistralForCausalLM", lambda s: prenorm(s, _windowed, _dense), link, _mistral_settings),
     Family("qwen2", "Qwen2ForCausalLM", lambda s: prenorm(s, _qwen2, _dense), link, _qwen_settings),
     Family("qwen3", "Qwen3ForCausalLM", lambda s: prenorm(s, _qwen3, _dense), link, _qwen_settings),
     Family(
-        "mixtral", "MixtralForCausalLM", lambda s: prenorm(s, _windowed, _mixtral), partial(link, **_SPARSE),  # type: ignore[arg-type]
-        _mixtral_settings,
+        "mixtral", "MixtralForCausalLM", lambda s: prenorm(s, _windowed, _mixtral),
+        partial(link, experts="block_sparse_moe", gates=("w1", "w3", "w2")), _mixtral_settings,
     ),
     Family("qwen3_moe", "Qwen3MoeForCausalLM", lambda s: prenorm(s, _qwen3, _qwen3_moe), link, _qwen3_moe_settings),
 )

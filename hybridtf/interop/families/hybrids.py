@@ -23,7 +23,8 @@ def _kinds(settings: Settings, default: list[str]) -> list[str]:
     n = settings.count("num_hidden_layers")
     unknown = sorted({kind for kind in kinds if kind not in names.values()})
     if len(kinds) != n or unknown:
-        raise CheckpointError(f"{settings.where}: layer_types has {len(kinds)} entries for {n} layers" + (f", and unknown {unknown}" if unknown else ""))
+        more = f", and unknown {unknown}" if unknown else ""
+        raise CheckpointError(f"{settings.where}: layer_types has {len(kinds)} entries for {n} layers{more}")
     return kinds
 
 
@@ -46,7 +47,8 @@ def _jamba(settings: Settings) -> Table:
     }
     attention = {**heads(settings), "position": {"type": "none"}}
     dense = parts.gated(settings, d_ff)
-    sparse = {"type": "moe", "n_experts": n_experts, "top_k": settings.count("num_experts_per_tok", 2), "d_ff": d_ff, "normalize": False}
+    top_k = settings.count("num_experts_per_tok", 2)
+    sparse = {"type": "moe", "n_experts": n_experts, "top_k": top_k, "d_ff": d_ff, "normalize": False}
     layers = [
         {
             "mixer": attention if kind == "full_attention" else mamba, "norm": norm,
@@ -72,7 +74,8 @@ def _link_jamba(links: WeightMap, config: LanguageModelConfig) -> None:
             parts.link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn")
         if links.has(f"{ours}.channel_mixer.router"):
             links.same(f"{ours}.channel_mixer.router", f"{theirs}.feed_forward.router")
-            parts.link_experts(links, f"{ours}.channel_mixer.experts", f"{theirs}.feed_forward.experts", block.channel_mixer.n_experts)
+            n = block.channel_mixer.n_experts
+            parts.link_experts(links, f"{ours}.channel_mixer.experts", f"{theirs}.feed_forward.experts", n)
         else:
             parts.link_gated(links, f"{ours}.channel_mixer", f"{theirs}.feed_forward")
 
@@ -85,8 +88,8 @@ def _jamba_settings(config: LanguageModelConfig) -> Table:
     found = {
         **parts.ends_settings(config), "rms_norm_eps": blocks[0].norm.eps, "intermediate_size": blocks[0].channel_mixer.d_ff,
         "hidden_act": parts.activation_name(getattr(blocks[0].channel_mixer, "activation", "silu")),
-        "mamba_d_state": mamba.d_state, "mamba_d_conv": mamba.d_conv, "mamba_expand": parts.whole(mamba.expand), "mamba_dt_rank": mamba.dt_rank,
-        "mamba_proj_bias": mamba.bias, "mamba_conv_bias": mamba.conv_bias, "num_experts": 1,
+        "mamba_d_state": mamba.d_state, "mamba_d_conv": mamba.d_conv, "mamba_expand": parts.whole(mamba.expand),
+        "mamba_dt_rank": mamba.dt_rank, "mamba_proj_bias": mamba.bias, "mamba_conv_bias": mamba.conv_bias, "num_experts": 1,
         **_every("attn_layer", attention, len(blocks)), **_every("expert_layer", experts, len(blocks)),
     }
     if experts:
@@ -118,8 +121,9 @@ def _bamba(settings: Settings) -> Table:
     settings.passed_over("mamba_chunk_size", "time_step_min", "time_step_max", "time_step_floor", "z_loss_coefficient")
     mamba: Table = {
         "type": "mamba2", "d_state": settings.count("mamba_d_state", 256), "n_heads": n_heads, "expand": expand,
-        "head_dim": int(expand * d_model) // n_heads if width == "auto" else width, "n_groups": settings.count("mamba_n_groups", 1),
-        "d_conv": settings.count("mamba_d_conv", 4), "bias": settings.flag("mamba_proj_bias", False),
+        "head_dim": int(expand * d_model) // n_heads if width == "auto" else width,
+        "n_groups": settings.count("mamba_n_groups", 1), "d_conv": settings.count("mamba_d_conv", 4),
+        "bias": settings.flag("mamba_proj_bias", False),
         "conv_bias": settings.flag("mamba_conv_bias", True), "eps": norm["eps"],
     }
     if tuple(limit) != (0.0, float("inf")):
@@ -128,7 +132,8 @@ def _bamba(settings: Settings) -> Table:
     position = {**rope(settings), "fraction": 0.5}  # whatever the settings say, as transformers and the published model
     attention = {**heads(settings), "qkv_bias": bias, "out_bias": bias, "position": position}
     channel = parts.gated(settings, settings.count("intermediate_size"), bias=settings.flag("mlp_bias", False))
-    layers = [{"mixer": attention if kind == "full_attention" else mamba, "channel_mixer": channel, "norm": norm} for kind in kinds]
+    mixers = {"full_attention": attention, "linear_attention": mamba}
+    layers = [{"mixer": mixers[kind], "channel_mixer": channel, "norm": norm} for kind in kinds]
     return {**parts.ends(settings, tied=False), "final_norm": norm, **stack_of(layers)}
 
 
@@ -152,11 +157,12 @@ def _bamba_settings(config: LanguageModelConfig) -> Table:
     attend = [i for i, b in enumerate(blocks) if b.mixer.type != "mamba2"]
     attention, channel = blocks[attend[0]].mixer, blocks[0].channel_mixer
     found = {
-        **parts.ends_settings(config), "rms_norm_eps": blocks[0].norm.eps, "intermediate_size": channel.d_ff, "mlp_bias": channel.bias,
-        "hidden_act": "silu", "attn_layer_indices": attend, "num_attention_heads": attention.n_heads,
+        **parts.ends_settings(config), "rms_norm_eps": blocks[0].norm.eps, "intermediate_size": channel.d_ff,
+        "mlp_bias": channel.bias, "hidden_act": "silu", "attn_layer_indices": attend, "num_attention_heads": attention.n_heads,
         "num_key_value_heads": attention.n_kv_heads, "attention_bias": attention.qkv_bias,
-        "rope_parameters": rope_settings(attention.position.to_dict()), "mamba_d_state": mamba.d_state, "mamba_n_heads": mamba.n_heads,
-        "mamba_d_head": mamba.head_dim, "mamba_expand": parts.whole(mamba.expand), "mamba_n_groups": mamba.n_groups, "mamba_d_conv": mamba.d_conv,
+        "rope_parameters": rope_settings(attention.position.to_dict()), "mamba_d_state": mamba.d_state,
+        "mamba_n_heads": mamba.n_heads, "mamba_d_head": mamba.head_dim, "mamba_expand": parts.whole(mamba.expand),
+        "mamba_n_groups": mamba.n_groups, "mamba_d_conv": mamba.d_conv,
         "mamba_proj_bias": mamba.bias, "mamba_conv_bias": mamba.conv_bias, "mamba_chunk_size": 256,
     }
     return found if mamba.dt_limit is None else {**found, "time_step_limit": list(mamba.dt_limit)}

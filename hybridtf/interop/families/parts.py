@@ -38,7 +38,9 @@ def norm(settings: Settings, name: str = "rms_norm_eps", default: float = 1e-6) 
 def gated(settings: Settings, d_ff: int, *, bias: bool = False, act: str = "hidden_act") -> dict[str, Any]:
     """A gated channel mixer."""
     kind = activation(settings, act)
-    table: dict[str, Any] = {"type": "swiglu", "d_ff": d_ff} if kind == "silu" else {"type": "glu", "d_ff": d_ff, "activation": kind}
+    table: dict[str, Any] = {"type": "swiglu", "d_ff": d_ff}
+    if kind != "silu":
+        table = {"type": "glu", "d_ff": d_ff, "activation": kind}
     return {**table, "bias": True} if bias else table
 
 
@@ -59,7 +61,9 @@ def ends_settings(config: LanguageModelConfig) -> dict[str, Any]:
     }
 
 
-def link_ends(links: WeightMap, config: LanguageModelConfig, *, prefix: str = "model", embedding: str = "embed_tokens", norm: str = "norm") -> None:
+def link_ends(
+    links: WeightMap, config: LanguageModelConfig, *, prefix: str = "model", embedding: str = "embed_tokens", norm: str = "norm"
+) -> None:
     """Embedding, final norm and head."""
     links.same("stem.embedding", f"{prefix}.{embedding}")
     links.same("final_norm", f"{prefix}.{norm}")
@@ -71,18 +75,26 @@ def link_ends(links: WeightMap, config: LanguageModelConfig, *, prefix: str = "m
 
 def link_attention(links: WeightMap, ours: str, theirs: str, **names: str) -> None:
     """Attention of four projections; ``names``: theirs where they are not ours."""
-    out = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "out_proj": "o_proj", "q_norm": "q_norm", "k_norm": "k_norm"} | names
-    for one, other in out.items():
+    same = {name: name for name in ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm")}
+    for one, other in (same | {"out_proj": "o_proj"} | names).items():
         links.same(f"{ours}.{one}", f"{theirs}.{other}")
 
 
-def link_gated(links: WeightMap, ours: str, theirs: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> None:
+GATED = ("gate_proj", "up_proj", "down_proj")
+"""The matrices of a gated channel mixer."""
+
+
+def link_gated(
+    links: WeightMap, ours: str, theirs: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
+) -> None:
     """A gated channel mixer of three projections."""
     for one, other in (("gate_proj", gate), ("up_proj", up), ("down_proj", down)):
         links.same(f"{ours}.{one}", f"{theirs}.{other}")
 
 
-def link_experts(links: WeightMap, ours: str, theirs: str, n: int, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> None:
+def link_experts(
+    links: WeightMap, ours: str, theirs: str, n: int, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
+) -> None:
     """Experts with files of their own: ``theirs.EXPERT.gate_proj`` and so on."""
     for one, other in (("gate_proj", gate), ("up_proj", up), ("down_proj", down)):
         if links.has(f"{ours}.{one}"):

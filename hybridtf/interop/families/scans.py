@@ -11,7 +11,9 @@ from hybridtf.interop.stacks import stack_of
 from hybridtf.interop.weight_map import WeightMap
 from hybridtf.models import LanguageModelConfig
 
-TRAINING = ("rescale_prenorm_residual", "time_step_init_scheme", "time_step_max", "time_step_min", "time_step_floor", "time_step_scale")
+TRAINING = (
+    "rescale_prenorm_residual", "time_step_init_scheme", "time_step_max", "time_step_min", "time_step_floor", "time_step_scale",
+)
 """Settings that say how weights were drawn."""
 
 
@@ -30,7 +32,8 @@ def _mamba(settings: Settings) -> Table:
     rank = settings.take("time_step_rank", "auto")
     mixer = {
         "type": "mamba", "d_state": settings.count("state_size", 16), "d_conv": settings.count("conv_kernel", 4),
-        "d_inner": settings.count("intermediate_size", int(expand * d_model)), "dt_rank": -(-d_model // 16) if rank == "auto" else rank,
+        "d_inner": settings.count("intermediate_size", int(expand * d_model)),
+        "dt_rank": -(-d_model // 16) if rank == "auto" else rank,
         "bias": settings.flag("use_bias", False), "conv_bias": settings.flag("use_conv_bias", True),
     }
     return _stack(settings, mixer, tied=True)
@@ -94,8 +97,9 @@ def _mamba2_settings(config: LanguageModelConfig) -> Table:
     block: Any = config.blocks[config.layers()[0]]
     mixer = block.mixer
     found = {
-        **_ends(config), "state_size": mixer.d_state, "head_dim": mixer.head_dim, "num_heads": mixer.n_heads, "n_groups": mixer.n_groups,
-        "expand": parts.whole(mixer.expand), "conv_kernel": mixer.d_conv, "use_bias": mixer.bias, "use_conv_bias": mixer.conv_bias,
+        **_ends(config), "state_size": mixer.d_state, "head_dim": mixer.head_dim, "num_heads": mixer.n_heads,
+        "n_groups": mixer.n_groups, "expand": parts.whole(mixer.expand), "conv_kernel": mixer.d_conv, "use_bias": mixer.bias,
+        "use_conv_bias": mixer.conv_bias,
         "rms_norm": mixer.norm, "chunk_size": 256,
     }
     return found if mixer.dt_limit is None else {**found, "time_step_limit": list(mixer.dt_limit)}
