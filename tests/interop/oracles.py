@@ -16,7 +16,9 @@ from hybridtf.interop import FAMILIES
 pytest.importorskip("transformers")
 from tests.interop import tiny_oracles
 
-LOOSER: dict[str, float] = {}
+LOOSER: dict[str, float] = {
+    "llama@rope_dynamic": 1e-7,  # its base is a whole-number tensor times a float, which torch rounds to float32
+}
 """Oracles that are held to less than 1e-9, and why stands beside each."""
 
 LEFT_OUT: dict[str, str] = {}
