@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hybridtf.cli.options import Json, Step, Weights
-from hybridtf.cli.output import counted, interruptible, print_json
+from hybridtf.cli.output import add_row, counted, interruptible, make_table, print_json, print_json_line, print_table
 from hybridtf.cli.sources import need_folder, read_run, registries
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
+    from rich.table import Table
+
+    from hybridtf.interop.parity import Parity
 
 
 class Dtype(StrEnum):
@@ -35,6 +40,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
     app.command("import")(import_)
     app.command("export")(export)
+    app.command("parity")(parity)
 
 
 def import_(
@@ -99,6 +105,46 @@ def export(
         print_json({**about, "output": str(output)})
         return
     print(f"{found.model_type} ({found.architecture}), written: {output}")
+
+
+def parity(
+    folders: Annotated[list[Path] | None, typer.Argument(metavar="DIR...", help="Checkpoints that transformers reads.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="The reference models of the repository's tests.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, alone on stdout.")] = False,
+) -> None:
+    """Hold imported checkpoints beside transformers.
+
+    Largest differences of scores, in float64 but for one column. Exit code 1 when one does not pass.
+    """
+    from hybridtf.core import ConfigError
+    from hybridtf.interop.parity import LocalCheckpoint, Reference, parity_of, repository_references
+
+    registries()
+    if bool(folders) is all_:
+        raise ConfigError("name folders, or give --all")
+    references: list[Reference] = [LocalCheckpoint(folder) for folder in folders or ()]
+    rows: list[Parity] = []
+    for reference in references or repository_references():
+        rows.append(parity_of(reference))
+        if json:
+            print_json_line(rows[-1].to_json())
+    if not json:
+        print_table(_parities(rows))
+        print(f"{sum(row.passed for row in rows)} of {len(rows)} pass")
+    if not all(row.passed for row in rows):
+        raise typer.Exit(1)
+
+
+def _parities(rows: Sequence[Parity]) -> Table:
+    numbers = ("float64", "float32", "decode", "packed", "padded")
+    table = make_table("reference", "family", "parameters", "pattern", *numbers, "", right=("parameters", *numbers))
+    for row in rows:
+        cells = [getattr(row, name) for name in numbers]
+        parameters = "" if row.parameters is None else f"{row.parameters:,}"
+        said = [row.name, row.family or "", parameters, row.pattern or "", *("" if x is None else f"{x:.0e}" for x in cells)]
+        verdict = "pass" if row.passed else None if row.family is None else "FAILED"
+        add_row(table, *said, "; ".join(filter(None, (verdict, row.why))))
+    return table
 
 
 def _about(model: Any) -> dict[str, Any]:

@@ -35,6 +35,11 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
 
 
+def print_json_line(value: Any) -> None:
+    """One of several results for a program, on a line of its own as soon as it is there."""
+    print(json.dumps(value, ensure_ascii=False, allow_nan=False), flush=True)
+
+
 def console() -> Console:
     """stdout for people."""
     from rich.console import Console

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
 pytest.importorskip("transformers", reason="the oracles need transformers")
 from hybridtf.models.weights import read_weights
-from tests.cli.helpers import as_json, ok, refused
+from tests.cli.helpers import as_json, ok, refused, run
 from tests.interop.oracles import oracle
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -31,6 +33,19 @@ def test_wrong_input_is_one_line(tmp_path):
     assert "no family is called 'lama'" in refused("export", _ours(tmp_path), "-o", tmp_path / "out", "--family", "lama")
     assert "--to" in refused("export", tmp_path / "ours", "-o", tmp_path / "out", "--to", "gguf")
     assert not (tmp_path / "out").exists()
+
+
+def test_parity_beside_transformers(tmp_path):
+    good = oracle("llama").folder
+    (row,) = [json.loads(line) for line in ok("parity", good, "--json").stdout.splitlines()]
+    assert (row["pass"], row["family"], row["pattern"], row["why"]) == (True, "llama", "a*3", None)
+    assert all(0 <= row[name] < 1e-9 for name in ("float64", "decode", "packed", "padded"))
+    assert 1e-9 < row["float32"] < 1e-4 * row["scale"]
+    found = run("parity", good, tmp_path)
+    assert found.exit_code == 1
+    assert "not read: no such file" in found.stdout
+    assert "1 of 2 pass" in found.stdout
+    assert "name folders, or give --all" in refused("parity")
 
 
 def _ours(tmp_path):

@@ -53,6 +53,7 @@ OPTIONS = {
     "list": "KIND --json --verbose -v",
     "match": "RECIPES... --flops --json --length --output --params --set --state-bytes -o",
     "new-plugin": "NAME --path",
+    "parity": "FOLDERS... --all --json",
     "plan": "RECIPE --batch-size --device --dtype --json --length --set",
     "plugins": "--json",
     "report": "SOURCES... --charts --json --latex --markdown --output --skip-corrupt --title -o",

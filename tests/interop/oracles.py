@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import tempfile
 from dataclasses import dataclass
@@ -25,10 +26,14 @@ LEFT_OUT: dict[str, str] = {}
 """Oracles of families that are read whose variant is not, and why."""
 
 
+def every_name() -> list[str]:
+    """All oracles of models that tell the next token."""
+    return [name for name, arch in tiny_oracles.ARCHS.items() if arch.kind == "causal"]
+
+
 def names() -> list[str]:
-    """Oracles of a family that is read."""
-    known = [name for name, arch in tiny_oracles.ARCHS.items() if _model_type(name) in FAMILIES]
-    return [name for name in known if name not in LEFT_OUT]
+    """Those of a family that is read."""
+    return [name for name in every_name() if _model_type(name) in FAMILIES and name not in LEFT_OUT]
 
 
 @functools.cache
@@ -38,25 +43,47 @@ def _model_type(name: str) -> str:
 
 @dataclass(frozen=True)
 class Oracle:
-    """``folder``: in the published naming; ``want``: its scores of ``ids`` in strict float64."""
+    """One reference, a :class:`hybridtf.interop.parity.Reference`. ``folder``: in the published naming."""
 
     name: str
-    folder: Path
-    ids: Tensor
-    want: Tensor
+    seed: int = 0
+
+    @property
+    def folder(self) -> Path:
+        return _saved(self.name, self.seed)
+
+    @property
+    def ids(self) -> Tensor:
+        return tiny_oracles.inputs(self.name, self.seed)["input_ids"]
+
+    @property
+    def want(self) -> Tensor:
+        """Its scores in strict float64."""
+        return _scores(self.name, self.seed, torch.float64)
 
     @property
     def tolerance(self) -> float:
         return LOOSER.get(self.name, 1e-9)
+
+    def scores(self, dtype: torch.dtype) -> Tensor:
+        return _scores(self.name, self.seed, dtype)
 
 
 _KEPT = tempfile.TemporaryDirectory(prefix="oracles-")
 
 
 @functools.cache
-def oracle(name: str, seed: int = 0) -> Oracle:
+def _saved(name: str, seed: int) -> Path:
     folder = Path(_KEPT.name) / f"{name}-{seed}"
     tiny_oracles.save(name, str(folder), seed)
-    with tiny_oracles.strict_float64():
-        want = tiny_oracles.reference(name, seed, dtype=torch.float64)
-    return Oracle(name, folder, tiny_oracles.inputs(name, seed)["input_ids"], want)
+    return folder
+
+
+@functools.cache
+def _scores(name: str, seed: int, dtype: torch.dtype) -> Tensor:
+    with tiny_oracles.strict_float64() if dtype is torch.float64 else contextlib.nullcontext():
+        return tiny_oracles.reference(name, seed, dtype=dtype)
+
+
+def oracle(name: str, seed: int = 0) -> Oracle:
+    return Oracle(name, seed)
