@@ -19,8 +19,8 @@ CHANCES = ("chance", "answer_chance", "row_chance")
 """What chance reaches, in a task's own metric: of tokens, answers or rows."""
 
 SESSIONS = (
-    "From {} measurements at different times: a machine may have been slower in one, so that only recipes that took turns in one "
-    "measurement are compared, by their verdict."
+    "From {} measurements at different times: a machine may have been slower in one, so that only recipes that took turns in "
+    "one measurement are compared, by their verdict."
 )
 VERDICTS = (
     "Verdict: ~ where the 99 % interval of the ratio holds 1, the difference is below the noise floor, or none is borne. "
