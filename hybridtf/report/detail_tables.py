@@ -18,6 +18,10 @@ BRACKETS = (
 CHANCES = ("chance", "answer_chance", "row_chance")
 """What chance reaches, in a task's own metric: of tokens, answers or rows."""
 
+SESSIONS = (
+    "From {} measurements at different times: a machine may have been slower in one, so that only recipes that took turns in "
+    "one measurement are compared, by their verdict."
+)
 VERDICTS = (
     "Verdict: ~ where the 99 % interval of the ratio holds 1, the difference is below the noise floor, or none is borne. "
     "The first is compared with itself: the control."
@@ -295,6 +299,9 @@ def _speed_notes(evidence: ev.Evidence, rows: Sequence[dict[str, Cell]], kind: s
     """What signs mean, each run's noise, and why something is no claim or was not timed."""
     notes = [VERDICTS] if any(row["verdict"] for row in rows) else []
     reasons: dict[str, list[str]] = {}
+    sessions = {record["session"] for subject in evidence.subjects for record in subject.of(kind) if record.get("session")}
+    if len(sessions) > 1:
+        notes.append(SESSIONS.format(len(sessions)))
     for subject in evidence.subjects:
         for record in subject.of(kind):
             phase = str(record.get("phase"))

@@ -130,6 +130,9 @@ def test_detail_tables() -> None:
     evidence = gather(sample.records())
     assert "the spread between the quartiles of the repeats" in speed_table(evidence).to_markdown()
     assert speed_table(gather([sample.quality("mamba2")])).notes == ()
+    apart = [{**sample.speed(name, "train"), "session": name} for name in ("mamba2", "attention")]
+    assert "From 2 measurements at different times" in " ".join(speed_table(gather(apart)).notes)
+    assert "at different times" not in " ".join(speed_table(gather([one | {"session": "a"} for one in apart])).notes)
     speeds = speed_table(evidence).to_rows()
     assert len(speeds) == 3 * 6
     train = next(row for row in speeds if row["recipe"] == "attention" and row["phase"] == "train")
