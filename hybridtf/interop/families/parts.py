@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from hybridtf.interop.settings import Settings
 from hybridtf.interop.weight_map import WeightMap
 from hybridtf.models import LanguageModelConfig
 
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
-    "relu2": "relu2",
+    "relu2": "relu2", "gelu_fast": "gelu_tanh",
 }
 """Theirs by name, as ours."""
 
@@ -59,14 +62,18 @@ def ends_settings(config: LanguageModelConfig) -> dict[str, Any]:
     }
 
 
-def link_ends(links: WeightMap, config: LanguageModelConfig, *, prefix: str = "model", embedding: str = "embed_tokens", norm: str = "norm") -> None:
+def link_ends(
+    links: WeightMap, config: LanguageModelConfig, *, prefix: str = "model", embedding: str = "embed_tokens", norm: str = "norm",
+    head: str = "lm_head",
+) -> None:
     """Embedding, final norm and head."""
     links.same("stem.embedding", f"{prefix}.{embedding}")
     links.same("final_norm", f"{prefix}.{norm}")
     if links.has("head.proj"):
-        links.same("head.proj", "lm_head")
+        links.same("head.proj", head)
     else:
-        links.copied("lm_head.weight", f"{prefix}.{embedding}.weight")
+        links.same("head.bias", f"{head}.bias")
+        links.copied(f"{head}.weight", f"{prefix}.{embedding}.weight")
 
 
 def link_attention(links: WeightMap, ours: str, theirs: str, **names: str) -> None:
@@ -74,6 +81,20 @@ def link_attention(links: WeightMap, ours: str, theirs: str, **names: str) -> No
     out = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "out_proj": "o_proj", "q_norm": "q_norm", "k_norm": "k_norm"} | names
     for one, other in out.items():
         links.same(f"{ours}.{one}", f"{theirs}.{other}")
+
+
+def link_grouped_qkv(links: WeightMap, ours: str, theirs: str, n_kv_heads: int, head_dim: int) -> None:
+    """Queries, keys and values as one matrix: of each key head its queries, then its key, then its value."""
+    def read(x: list[Tensor]) -> list[Tensor]:
+        groups = x[0].unflatten(0, (n_kv_heads, -1, head_dim))
+        return [groups[:, :-2].flatten(0, 2), groups[:, -2].flatten(0, 1), groups[:, -1].flatten(0, 1)]
+
+    def write(x: list[Tensor]) -> list[Tensor]:
+        return [torch.cat([one.unflatten(0, (n_kv_heads, -1, head_dim)) for one in x], 1).flatten(0, 2)]
+
+    for rest in ("weight", "bias"):
+        if links.has(f"{ours}.q_proj.{rest}"):
+            links.link([f"{ours}.{role}_proj.{rest}" for role in "qkv"], [f"{theirs}.{rest}"], read, write)
 
 
 def link_gated(links: WeightMap, ours: str, theirs: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> None:
