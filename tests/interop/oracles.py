@@ -16,7 +16,9 @@ from hybridtf.interop import FAMILIES
 pytest.importorskip("transformers")
 from tests.interop import tiny_oracles  # noqa: E402
 
-LOOSER: dict[str, float] = {}
+LOOSER: dict[str, float] = {
+    "bloom": 1e-8,  # the reference has sqrt(2 / pi) of its GELU to eight digits; with all of them there it is 1e-14
+}
 """Oracles that are held to less than 1e-9, and why stands beside each."""
 
 LEFT_OUT: dict[str, str] = {}

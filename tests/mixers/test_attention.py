@@ -63,7 +63,8 @@ def by_hand(mixer, x):
     if mixer.q_norm is not None and not config.qk_norm_after:
         q, k = (normed(y, norm, config) for norm, y in ((mixer.q_norm, q), (mixer.k_norm, k)))
     if config.qkv_clip:
-        q, k, v = (torch.minimum(torch.maximum(y, y.new_tensor(-config.qkv_clip)), y.new_tensor(config.qkv_clip)) for y in (q, k, v))
+        low, high = x.new_tensor(-config.qkv_clip), x.new_tensor(config.qkv_clip)
+        q, k, v = (torch.minimum(torch.maximum(y, low), high) for y in (q, k, v))
     if mixer.position is not None:
         table = mixer.position.table(positions, x.dtype)
         q, k = mixer.position(q, table), mixer.position(k, table)
@@ -176,7 +177,7 @@ def test_attention_by_tiles_is_that_of_torch(t):
 
 
 def test_weights_of_each_head_are_for_layer_norms_and_idle_options_are_refused():
-    with pytest.raises(ConfigError, match="each_head.*rms_norm"):
+    with pytest.raises(ConfigError, match=r"each_head.*rms_norm"):
         build(n_heads=2, qk_norm={"type": "rms_norm"}, qk_norm_over="each_head")
     with pytest.raises(ConfigError, match="qk_norm_after = true does nothing beside no qk_norm"):
         AttentionConfig(n_heads=2, qk_norm_after=True)

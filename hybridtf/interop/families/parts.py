@@ -63,8 +63,8 @@ def ends_settings(config: LanguageModelConfig) -> dict[str, Any]:
 
 
 def link_ends(
-    links: WeightMap, config: LanguageModelConfig, *, prefix: str = "model", embedding: str = "embed_tokens", norm: str = "norm",
-    head: str = "lm_head",
+    links: WeightMap, config: LanguageModelConfig, *, prefix: str = "model", embedding: str = "embed_tokens",
+    norm: str = "norm", head: str = "lm_head",
 ) -> None:
     """Embedding, final norm and head."""
     links.same("stem.embedding", f"{prefix}.{embedding}")
@@ -76,11 +76,13 @@ def link_ends(
         links.copied(f"{head}.weight", f"{prefix}.{embedding}.weight")
 
 
-def link_attention(links: WeightMap, ours: str, theirs: str, **names: str) -> None:
-    """Attention of four projections; ``names``: theirs where they are not ours."""
-    out = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "out_proj": "o_proj", "q_norm": "q_norm", "k_norm": "k_norm"} | names
+def link_attention(links: WeightMap, ours: str, theirs: str, **names: str | None) -> None:
+    """Attention of four projections; ``names``: theirs where they are not ours, None for what the family links itself."""
+    same = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm")
+    out: dict[str, str | None] = {"out_proj": "o_proj", **dict(zip(same, same, strict=True)), **names}
     for one, other in out.items():
-        links.same(f"{ours}.{one}", f"{theirs}.{other}")
+        if other is not None:
+            links.same(f"{ours}.{one}", f"{theirs}.{other}")
 
 
 def link_grouped_qkv(links: WeightMap, ours: str, theirs: str, n_kv_heads: int, head_dim: int) -> None:
