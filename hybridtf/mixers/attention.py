@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, Component, ConfigError, Edges, EdgeSpec, NormConfig, ParamSpec, Preset, Segments, init
-from hybridtf.nn import HeadsConfig, HeadsMixer, Held, idle_beside
+from hybridtf.nn import HeadsConfig, HeadsMixer, Held, NormOver, idle_beside
 
 VALUES = "attention_values"
 """The edge by which the first layer's values reach later ones."""
@@ -35,9 +35,14 @@ class AttentionConfig(HeadsConfig):
     window: int | None = Field(default=None, gt=0)
     """Tokens that a token sees, itself included. None: all before it."""
     qk_norm: Component[NormConfig] | None = None
-    """A norm of queries and keys, before positions."""
-    qk_norm_over: Literal["head", "heads"] = "head"
-    """What ``qk_norm`` is over: each head by itself, or all heads side by side (OLMo 2, OLMo Hybrid)."""
+    """A norm of queries and keys."""
+    qk_norm_over: NormOver = "head"
+    """What ``qk_norm`` is over: each head by itself, all heads side by side (OLMo 2, OLMo Hybrid), or each head by itself with
+    weights of its own (``each_head``, for a layer norm: Cohere, StableLM)."""
+    qk_norm_after: bool = False
+    """``qk_norm`` comes after positions, not before (Hunyuan)."""
+    qkv_clip: float | None = Field(default=None, gt=0)
+    """Queries, keys and values are bounded by -c and c, after a norm before positions (OLMo, MPT)."""
     output_gate: bool = False
     """Multiplies the heads' output by sigmoid(gate_proj(x)) before ``out_proj`` (https://arxiv.org/abs/2505.06708)."""
     softcap: float | None = Field(default=None, gt=0)
@@ -55,7 +60,7 @@ class AttentionConfig(HeadsConfig):
     0.5 (https://arxiv.org/abs/2410.17897). ``auto``: the first such layer of the stack is the first, and the others are later
     ones; ``first``, ``later``: by name."""
 
-    _without_qk_norm = idle_beside({"qk_norm": None}, "qk_norm_over")
+    _without_qk_norm = idle_beside({"qk_norm": None}, "qk_norm_over", "qk_norm_after")
 
     @classmethod
     def tiny(cls) -> Self:
@@ -72,7 +77,8 @@ class Attention(HeadsMixer):
         self.window, self.softcap, self.scale, self.dropout = config.window, config.softcap, config.scale, config.dropout
         super().__init__(
             config, ctx, qkv_bias=config.qkv_bias, out_bias=config.out_bias, qk_norm=config.qk_norm,
-            qk_norm_over=config.qk_norm_over, features={"sinks"} if config.sinks else set(),
+            qk_norm_over=config.qk_norm_over, qk_norm_after=config.qk_norm_after, qkv_clip=config.qkv_clip,
+            features={"sinks"} if config.sinks else set(),
         )
         self.config = config
         inner = config.n_heads * self.head_dim

@@ -15,7 +15,7 @@ from hybridtf.nn.dplr_ssm import DPLRSSM
 from hybridtf.nn.feature_maps import FEATURE_MAPS, FeatureMap, quadratic, taylor
 from hybridtf.nn.forget_sums import forget_sums
 from hybridtf.nn.head_projections import GroupedHeadsConfig, HeadCountsConfig, HeadProjections, HeldHeads, ValueHeadsConfig
-from hybridtf.nn.heads_mixer import HeadsConfig, HeadsMixer
+from hybridtf.nn.heads_mixer import HeadsConfig, HeadsMixer, NormOver
 from hybridtf.nn.hippo import diagonal_hippo, hippo_legs
 from hybridtf.nn.implicit_filter import ImplicitFilter
 from hybridtf.nn.indexed_mixer import IndexedMixer
@@ -96,7 +96,7 @@ __all__ = [
     "IndexedMixer", "L2Clip", "LatentConfig", "LatentMixer", "LayerNorm", "LayerNormConfig", "LearnedPosition",
     "LearnedPositionConfig", "LinearHeads", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear",
     "LoraOptions", "LowRank", "LowerBounds", "ManifoldConnection", "MemoryConfig", "MemoryMixer", "MessageGate",
-    "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "Pair", "PositiveRange", "PowerOfTwo", "Projected",
+    "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "NormOver", "Pair", "PositiveRange", "PowerOfTwo", "Projected",
     "RMSNorm", "RMSNormConfig", "RandomFeatures", "ResidualConv", "Rope", "RopeConfig", "RopeScaling", "Scan",
     "ShortConv", "ShortConvs", "SigmoidStreams", "SinusoidalPosition", "SinusoidalPositionConfig", "SoftmaxMixer",
     "SoftplusDecayConfig", "SparseMixer", "SparseMixerConfig", "TokenShift", "ValueHeadsConfig", "Written", "XPos",

@@ -5,7 +5,7 @@ Axes: b batch, t time, s held tokens, d d_model, h heads, g kv heads, k head_dim
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from pydantic import Field
@@ -23,8 +23,13 @@ from hybridtf.core import (
     Site,
 )
 from hybridtf.nn.head_projections import HeadCountsConfig, HeldHeads
+from hybridtf.nn.norms import GroupNormConfig, LayerNormConfig
 from hybridtf.nn.positions import RopeConfig, told
 from hybridtf.nn.softmax_mixer import Projected, SoftmaxMixer
+
+NormOver: TypeAlias = Literal["head", "heads", "each_head"]
+"""What a norm of queries or keys is over: each head's channels with one weight for all heads, all heads' channels side by side,
+or each head's with weights of its own."""
 
 
 class HeadsConfig(HeadCountsConfig):
@@ -38,8 +43,8 @@ class HeadsMixer(HeldHeads, SoftmaxMixer):
     """Projects queries, keys and values, holds keys and values, and ends in ``out_proj``.
 
     ``features``: what is asked of the kernel beside what this base knows. ``sites``: where positions may be told.
-    ``qk_norm_over``: ``qk_norm`` is of each head's channels, or of all heads' side by side. ``widths``: as of
-    :class:`HeadProjections`.
+    ``qk_norm_after``: ``qk_norm`` comes after positions. ``qkv_clip``: the bound of queries, keys and values. ``widths``: as
+    of :class:`HeadProjections`.
     """
 
     op = "attention"
@@ -47,19 +52,28 @@ class HeadsMixer(HeldHeads, SoftmaxMixer):
 
     def __init__(
         self, config: HeadsConfig, ctx: BuildContext, *, qk_norm: NormConfig | None = None, features: set[str] | None = None,
-        sites: tuple[Site, ...] = ("qk", "bias"), qk_norm_over: Literal["head", "heads"] = "head", **widths: Any,
+        sites: tuple[Site, ...] = ("qk", "bias"), qk_norm_over: NormOver = "head", qk_norm_after: bool = False,
+        qkv_clip: float | None = None, **widths: Any,
     ) -> None:
         super().__init__(config, ctx, **widths)
         head = ctx.child("position", d_model=self.head_dim)
         self.place(config.position.build_at(head, *sites))
-        self.qk_norm_over = qk_norm_over
+        self.qk_norm_over, self.qk_norm_after, self.qkv_clip = qk_norm_over, qk_norm_after, qkv_clip
         self.q_norm, self.k_norm = (
-            None if qk_norm is None else qk_norm.build(head if qk_norm_over == "head" else ctx.child("qk_norm", d_model=width))
-            for width in (self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim)
+            None if qk_norm is None else self._norm_of(qk_norm, ctx, n) for n in (self.n_heads, self.n_kv_heads)
         )
         self.attention = ctx.bind_kernel(
             self.op, config.kernel, sizes=self.kernel_sizes(), features=(features or set()) | self._features()
         )
+
+    def _norm_of(self, config: NormConfig, ctx: BuildContext, n_heads: int) -> nn.Module:
+        """The norm of ``n_heads`` heads of queries or keys."""
+        where = ctx.child("qk_norm", d_model=self.head_dim * (1 if self.qk_norm_over == "head" else n_heads))
+        if self.qk_norm_over != "each_head":
+            return config.build(where)
+        if not isinstance(config, LayerNormConfig):
+            raise where.error(f"qk_norm_over = 'each_head' is for a layer_norm, not for {config.type_name()!r}")
+        return GroupNormConfig(n_groups=n_heads, eps=config.eps, weight=config.weight, bias=config.bias).build(where)
 
     def _features(self) -> set[str]:
         has = {
@@ -72,16 +86,21 @@ class HeadsMixer(HeldHeads, SoftmaxMixer):
         self, x: Tensor, positions: Tensor, segments: Segments | None, leaf: Growing | Ring | None
     ) -> Projected:
         flat, gate = self.queries(x)
-        q, k = self._normed(flat, self.q_norm), self._normed(self.k_proj(x), self.k_norm)
+        q, k, v = self.split(flat), self.split(self.k_proj(x)), self.v_proj(x).unflatten(-1, self.held_shapes()["v"])
+        if not self.qk_norm_after:
+            q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
+        if self.qkv_clip is not None:
+            q, k, v = (z.clamp(-self.qkv_clip, self.qkv_clip) for z in (q, k, v))
         q, k = told(self.position, q, k, positions, segments, leaf)
-        v = self.v_proj(x).unflatten(-1, self.held_shapes()["v"])
+        if self.qk_norm_after:
+            q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
         return Projected(q, {"k": k, "v": v}, gate)
 
-    def _normed(self, projected: Tensor, norm: nn.Module | None) -> Tensor:
-        """(b t h*k) to heads (b t h k), normed one by one or side by side."""
-        if norm is not None and self.qk_norm_over == "heads":
-            return self.split(norm(projected))
-        return self.split(projected, norm)
+    def _normed(self, heads: Tensor, norm: nn.Module | None) -> Tensor:
+        """(b t h k), normed one by one or side by side."""
+        if norm is None or self.qk_norm_over == "head":
+            return heads if norm is None else norm(heads)
+        return norm(heads.flatten(-2)).unflatten(-1, heads.shape[-2:])  # type: ignore[no-any-return]
 
     def queries(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """(b t d) to the queries of all heads side by side, and their gates where there are any."""

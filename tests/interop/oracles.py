@@ -19,6 +19,7 @@ from tests.interop import tiny_oracles
 
 LOOSER: dict[str, float] = {
     "llama@rope_dynamic": 1e-7,  # its base is a whole-number tensor times a float, which torch rounds to float32
+    "bloom": 1e-8,  # the reference has sqrt(2 / pi) of its GELU to eight digits; with all of them there it is 1e-14
 }
 """Oracles that are held to less than 1e-9, and why stands beside each."""
 

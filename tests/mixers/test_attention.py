@@ -20,6 +20,13 @@ OPTIONS = {
     "qk norm over all heads": {
         "n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "qk_norm": {"type": "rms_norm"}, "qk_norm_over": "heads",
     },
+    "qk norm with weights of each head": {
+        "n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "qk_norm": {"type": "layer_norm"}, "qk_norm_over": "each_head",
+    },
+    "qk norm after positions": {
+        "n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "qk_norm": {"type": "rms_norm"}, "qk_norm_after": True, "qkv_clip": 0.5,
+    },
+    "clip": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "qk_norm": {"type": "rms_norm"}, "qkv_clip": 0.4},
     "gate": {"n_heads": 2, "output_gate": True},
     "softcap": {"n_heads": 2, "softcap": 1.5},
     "sinks": {"n_heads": 3, "sinks": True},
@@ -37,18 +44,32 @@ def build(seed=0, **options):
     return mixer.eval()
 
 
+def normed(y, norm, config):
+    """Heads (1 t h k), normed as ``qk_norm_over`` says."""
+    if config.qk_norm_over == "head":
+        return norm(y)
+    if config.qk_norm_over == "heads":
+        return norm(y.flatten(-2)).view(y.shape)
+    plain = (y - y.mean(-1, keepdim=True)) * (y.var(-1, correction=0, keepdim=True) + norm.eps).rsqrt()
+    return plain * norm.weight.view(y.shape[-2:]) + norm.bias.view(y.shape[-2:])
+
+
 def by_hand(mixer, x):
     """One row (t d), one token and one head at a time."""
     config, hd, positions = mixer.config, mixer.head_dim, torch.arange(len(x))[None]
     heads = lambda y, n: y.view(1, len(x), n, hd)  # noqa: E731
     q, k, v = (heads(p(x), n) for p, n in (
         (mixer.q_proj, config.n_heads), (mixer.k_proj, mixer.n_kv_heads), (mixer.v_proj, mixer.n_kv_heads)))
-    if mixer.q_norm is not None:
-        wide = config.qk_norm_over == "heads"
-        q, k = (norm(y.flatten(-2)).view(y.shape) if wide else norm(y) for norm, y in ((mixer.q_norm, q), (mixer.k_norm, k)))
+    if mixer.q_norm is not None and not config.qk_norm_after:
+        q, k = (normed(y, norm, config) for norm, y in ((mixer.q_norm, q), (mixer.k_norm, k)))
+    if config.qkv_clip:
+        low, high = x.new_tensor(-config.qkv_clip), x.new_tensor(config.qkv_clip)
+        q, k, v = (torch.minimum(torch.maximum(y, low), high) for y in (q, k, v))
     if mixer.position is not None:
         table = mixer.position.table(positions, x.dtype)
         q, k = mixer.position(q, table), mixer.position(k, table)
+    if config.qk_norm_after:
+        q, k = mixer.q_norm(q), mixer.k_norm(k)
     rows = []
     for t in range(len(x)):
         out = []
@@ -153,3 +174,10 @@ def test_attention_by_tiles_is_that_of_torch(t):
     q, k, v = (p(x).unflatten(-1, (-1, 5)).transpose(1, 2) for p in (mixer.q_proj, mixer.k_proj, mixer.v_proj))
     y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     same(mixer(x)[0], mixer.out_proj(y.transpose(1, 2).flatten(2)), x, mixer)
+
+
+def test_weights_of_each_head_are_for_layer_norms_and_idle_options_are_refused():
+    with pytest.raises(ConfigError, match=r"each_head.*rms_norm"):
+        build(n_heads=2, qk_norm={"type": "rms_norm"}, qk_norm_over="each_head")
+    with pytest.raises(ConfigError, match="qk_norm_after = true does nothing beside no qk_norm"):
+        AttentionConfig(n_heads=2, qk_norm_after=True)

@@ -93,6 +93,21 @@ def test_odd_rotated_widths_are_refused(head_dim, fraction):
         rope(head_dim, fraction=fraction)
 
 
+def test_unused_rows_of_a_learned_table_are_not_read():
+    table = LearnedPositionConfig(unused_rows=2).build(BuildContext(d_model=4, max_seq_len=3))
+    with torch.no_grad():
+        table.table.copy_(torch.arange(5.0)[:, None].expand(5, 4))
+    positions = torch.tensor([[0, 2]])
+    torch.testing.assert_close(table(torch.zeros(1, 2, 4), positions), torch.tensor([2.0, 4.0])[None, :, None].expand(1, 2, 4))
+    with pytest.raises(LengthError, match="4 tokens"):
+        table(torch.zeros(1, 1, 4), torch.tensor([[3]]))
+
+
+def test_alibi_scaled():
+    one, half = (AlibiConfig(scale=s).build(BuildContext(d_model=8))(6, torch.device("cpu")) for s in (1.0, 0.5))
+    torch.testing.assert_close(half, one / 2)
+
+
 def test_learned_table_adds_and_refuses():
     table = LearnedPositionConfig().build(BuildContext(d_model=4, max_seq_len=3))
     x = torch.zeros(1, 3, 4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -111,15 +111,17 @@ def _qwen3_moe(settings: Settings, layer: int) -> Table:
 
 
 def link(
-    links: WeightMap, config: LanguageModelConfig, *, experts: str = "mlp", gates: tuple[str, str, str] = parts.GATED
+    links: WeightMap, config: LanguageModelConfig, *, experts: str = "mlp",
+    gates: tuple[str, str, str] = parts.GATED, attention: Mapping[str, str | None] | None = None,
 ) -> None:
-    """The names of Llama; experts stand below ``experts``, and their matrices are called ``gates``."""
+    """The names of Llama; experts stand below ``experts``, and their matrices are called ``gates``; ``attention``: as the names
+    of :func:`parts.link_attention`."""
     parts.link_ends(links, config)
     for i, name in enumerate(config.layers()):
         ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
         links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
         links.same(f"{ours}.channel_norm", f"{theirs}.post_attention_layernorm")
-        parts.link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn")
+        parts.link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn", **(attention or {}))
         if not links.has(f"{ours}.channel_mixer.router"):
             parts.link_gated(links, f"{ours}.channel_mixer", f"{theirs}.mlp")
             continue

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from hybridtf.interop.settings import Settings
 from hybridtf.interop.weight_map import WeightMap
 from hybridtf.models import LanguageModelConfig
 
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
-    "relu2": "relu2",
+    "relu2": "relu2", "gelu_fast": "gelu_tanh",
 }
 """Theirs by name, as ours."""
 
@@ -62,22 +65,40 @@ def ends_settings(config: LanguageModelConfig) -> dict[str, Any]:
 
 
 def link_ends(
-    links: WeightMap, config: LanguageModelConfig, *, prefix: str = "model", embedding: str = "embed_tokens", norm: str = "norm"
+    links: WeightMap, config: LanguageModelConfig, *, prefix: str = "model", embedding: str = "embed_tokens",
+    norm: str = "norm", head: str = "lm_head",
 ) -> None:
     """Embedding, final norm and head."""
     links.same("stem.embedding", f"{prefix}.{embedding}")
     links.same("final_norm", f"{prefix}.{norm}")
     if links.has("head.proj"):
-        links.same("head.proj", "lm_head")
+        links.same("head.proj", head)
     else:
-        links.copied("lm_head.weight", f"{prefix}.{embedding}.weight")
+        links.same("head.bias", f"{head}.bias")
+        links.copied(f"{head}.weight", f"{prefix}.{embedding}.weight")
 
 
-def link_attention(links: WeightMap, ours: str, theirs: str, **names: str) -> None:
-    """Attention of four projections; ``names``: theirs where they are not ours."""
-    same = {name: name for name in ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm")}
-    for one, other in (same | {"out_proj": "o_proj"} | names).items():
-        links.same(f"{ours}.{one}", f"{theirs}.{other}")
+def link_attention(links: WeightMap, ours: str, theirs: str, **names: str | None) -> None:
+    """Attention of four projections; ``names``: theirs where they are not ours, None for what the family links itself."""
+    same = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm")
+    out: dict[str, str | None] = {"out_proj": "o_proj", **dict(zip(same, same, strict=True)), **names}
+    for one, other in out.items():
+        if other is not None:
+            links.same(f"{ours}.{one}", f"{theirs}.{other}")
+
+
+def link_grouped_qkv(links: WeightMap, ours: str, theirs: str, n_kv_heads: int, head_dim: int) -> None:
+    """Queries, keys and values as one matrix: of each key head its queries, then its key, then its value."""
+    def read(x: list[Tensor]) -> list[Tensor]:
+        groups = x[0].unflatten(0, (n_kv_heads, -1, head_dim))
+        return [groups[:, :-2].flatten(0, 2), groups[:, -2].flatten(0, 1), groups[:, -1].flatten(0, 1)]
+
+    def write(x: list[Tensor]) -> list[Tensor]:
+        return [torch.cat([one.unflatten(0, (n_kv_heads, -1, head_dim)) for one in x], 1).flatten(0, 2)]
+
+    for rest in ("weight", "bias"):
+        if links.has(f"{ours}.q_proj.{rest}"):
+            links.link([f"{ours}.{role}_proj.{rest}" for role in "qkv"], [f"{theirs}.{rest}"], read, write)
 
 
 GATED = ("gate_proj", "up_proj", "down_proj")
