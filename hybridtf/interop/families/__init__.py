@@ -1,11 +1,11 @@
 """The families that are read and written, one file for those that share their parts."""
 
-from hybridtf.interop.families import decoders, hybrids, local_global, scans, windowed_experts
+from hybridtf.interop.families import decoders, hybrids, indexed, local_global, scans, windowed_experts
 from hybridtf.interop.family import Family
 
 FAMILIES: dict[str, Family] = {
     name: family
-    for module in (decoders, scans, hybrids, local_global, windowed_experts)
+    for module in (decoders, scans, hybrids, local_global, windowed_experts, indexed)
     for family in module.FAMILIES
     for name in (family.model_type, *family.aliases)
 }
