@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 from torch import Tensor
 
 from hybridtf.interop import FAMILIES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -143,22 +143,22 @@ def _flint(settings: Settings) -> Table:
 # -- weights -----------------------------------------------------------------------------------------------------------
 
 
-def _link(links: WeightMap, config: LanguageModelConfig, **names: str) -> None:
+def _link(links: WeightMap, config: LanguageModelConfig, names: Mapping[str, str]) -> None:
     """``names``: theirs of what Llama has not, by ours."""
     decoders.link(links, config)
     for i in range(len(config.layers())):
         for ours, theirs in names.items():
-            links.same(f"stack.layers.{i}.{ours.replace('__', '.')}", f"model.layers.{i}.{theirs}")
+            links.same(f"stack.layers.{i}.{ours}", f"model.layers.{i}.{theirs}")
 
 
 _LAGUNA = {
-    "mixer__gate_proj": "self_attn.g_proj", "channel_mixer__selection__bias": "mlp.experts.e_score_correction_bias",
-    "channel_mixer__shared": "mlp.shared_expert",
+    "mixer.gate_proj": "self_attn.g_proj", "channel_mixer.selection.bias": "mlp.experts.e_score_correction_bias",
+    "channel_mixer.shared": "mlp.shared_expert",
 }
 _MIMO = {
-    "mixer__sinks": "self_attn.attention_sink_bias", "channel_mixer__selection__bias": "mlp.gate.e_score_correction_bias",
+    "mixer.sinks": "self_attn.attention_sink_bias", "channel_mixer.selection.bias": "mlp.gate.e_score_correction_bias",
 }
-_FLINT = {"mixer__sinks": "self_attn.softmax_offset", "channel_mixer__shared": "mlp.shared_expert"}
+_FLINT = {"mixer.sinks": "self_attn.softmax_offset", "channel_mixer.shared": "mlp.shared_expert"}
 
 
 # -- back --------------------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def _flint_settings(config: LanguageModelConfig) -> Table:
 
 
 FAMILIES = (
-    Family("laguna", "LagunaForCausalLM", _laguna, partial(_link, **_LAGUNA), _laguna_settings),
-    Family("mimo_v2_flash", "MiMoV2FlashForCausalLM", _mimo, partial(_link, **_MIMO), _mimo_settings),
-    Family("flint", "FlintForCausalLM", _flint, partial(_link, **_FLINT), _flint_settings),
+    Family("laguna", "LagunaForCausalLM", _laguna, partial(_link, names=_LAGUNA), _laguna_settings),
+    Family("mimo_v2_flash", "MiMoV2FlashForCausalLM", _mimo, partial(_link, names=_MIMO), _mimo_settings),
+    Family("flint", "FlintForCausalLM", _flint, partial(_link, names=_FLINT), _flint_settings),
 )
