@@ -19,6 +19,7 @@ def rope(settings: Settings, *, theta: float = 10000.0, fraction: float = 1.0, k
     found = settings.inner("rope_parameters" if "rope_parameters" in settings else "rope_scaling")
     settings.passed_over("rope_parameters", "rope_scaling")
     if kind is not None and kind in found:
+        found.passed_over(*found.values)  # other kinds of layer ask for their own
         found = found.inner(kind)
     table: dict[str, Any] = {"type": "rope"}
     base = found.number("rope_theta", settings.number("rope_theta", theta))

@@ -9,8 +9,29 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from hybridtf.core import BuildContext, Head, HeadConfig, ParamSpec, Segments, State, check_call, init
+from hybridtf.core import (
+    BuildContext,
+    Component,
+    ConfigTable,
+    Head,
+    HeadConfig,
+    NormConfig,
+    ParamSpec,
+    Segments,
+    State,
+    check_call,
+    init,
+)
 from hybridtf.core.init import fan_in
+from hybridtf.nn import Activation, LayerNormConfig, activation
+
+
+class HeadTransform(ConfigTable):
+    """A layer before the scores: norm(act(dense(x))), as in BERT and its kin."""
+
+    activation: Activation = "gelu"
+    bias: bool = False
+    norm: Component[NormConfig] = Field(default_factory=LayerNormConfig)
 
 
 class LMHeadConfig(HeadConfig):
@@ -23,6 +44,8 @@ class LMHeadConfig(HeadConfig):
     """Multiplies the scores."""
     softcap: float | None = Field(default=None, gt=0)
     """Scores become softcap * tanh(score / softcap)."""
+    transform: HeadTransform | None = Field(default=None, examples=[{"activation": "gelu"}])
+    """A layer that the stream goes through first (ModernBERT). None: it does not."""
 
     @classmethod
     def tiny(cls) -> Self:
@@ -32,6 +55,20 @@ class LMHeadConfig(HeadConfig):
         return LMHead(self, ctx, vocab_size)
 
 
+class TransformedStream(nn.Module):
+    """See :class:`HeadTransform`."""
+
+    def __init__(self, config: HeadTransform, ctx: BuildContext) -> None:
+        super().__init__()
+        self.dense = nn.Linear(ctx.d_model, ctx.d_model, bias=config.bias, **ctx.factory)
+        self.act = activation(config.activation)
+        self.norm = config.norm.build(ctx.child("norm"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(self.act(self.dense(x)))
+        return y
+
+
 class LMHead(Head):
     """See :class:`LMHeadConfig`."""
 
@@ -39,6 +76,7 @@ class LMHead(Head):
         super().__init__()
         self.config = config
         self.needs_tied_weight = config.tied
+        self.transform = None if config.transform is None else TransformedStream(config.transform, ctx.child("transform"))
         self.proj = None if config.tied else nn.Linear(ctx.d_model, vocab_size, bias=config.bias, **ctx.factory)
         self.bias = nn.Parameter(torch.zeros(vocab_size, **ctx.factory)) if config.tied and config.bias else None
 
@@ -52,6 +90,7 @@ class LMHead(Head):
         tied: Tensor | None = None,
     ) -> tuple[Tensor, State | None]:
         check_call(self, x, segments, state)
+        x = x if self.transform is None else self.transform(x)
         if self.proj is not None:
             scores = self.proj(x)
         else:

@@ -120,6 +120,23 @@ def test_tied_head_is_one_tensor_in_memory_on_disk_and_after_a_step(tmp_path):
         torch.testing.assert_close(other(ids).logits, other.final_norm(out) @ other.stem.embedding.weight.T)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_transform_comes_before_the_scores(tied):
+    transform = {"activation": "relu", "bias": True, "norm": {"type": "layer_norm", "eps": 1e-3}}
+    model = build(head={"type": "lm_head", "tied": tied, "bias": True, "transform": transform})
+    generator, ids = torch.Generator().manual_seed(3), torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        for p in model.head.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype))
+        head = model.head
+        x = model.final_norm(model.stack(*_embedded(model, ids)).x) @ head.transform.dense.weight.T + head.transform.dense.bias
+        norm = head.transform.norm
+        x = torch.nn.functional.layer_norm(x.relu(), x.shape[-1:], norm.weight, norm.bias, 1e-3)
+        weight, bias = (model.stem.embedding.weight, head.bias) if tied else (head.proj.weight, head.proj.bias)
+        torch.testing.assert_close(model(ids).logits, x @ weight.T + bias, rtol=0, atol=1e-12)
+        torch.testing.assert_close(model(ids, logits="last").logits, model(ids).logits[:, -1], rtol=0, atol=1e-12)
+
+
 def _embedded(model, ids):
     x, _, extras = model.stem(ids)
     return x, extras.edges

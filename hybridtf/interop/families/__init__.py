@@ -1,12 +1,25 @@
 """The families that are read and written, one file for those that share their parts."""
 
-from hybridtf.interop.families import bloom, decoders, decoders_more, gpt, hybrids, olmo, scans
+from hybridtf.interop.families import (
+    bloom,
+    decoders,
+    decoders_more,
+    gpt,
+    hybrids,
+    indexed,
+    local_global,
+    olmo,
+    scans,
+    windowed_experts,
+)
 from hybridtf.interop.family import Family
 
+MODULES = (
+    decoders, scans, hybrids, bloom, decoders_more, gpt, indexed, local_global, olmo, windowed_experts,
+)
+"""In this order an export looks for a family that has the model."""
+
 FAMILIES: dict[str, Family] = {
-    name: family
-    for module in (decoders, scans, hybrids, gpt, olmo, decoders_more, bloom)
-    for family in module.FAMILIES
-    for name in (family.model_type, *family.aliases)
+    name: family for module in MODULES for family in module.FAMILIES for name in (family.model_type, *family.aliases)
 }
 """By ``model_type`` of config.json."""

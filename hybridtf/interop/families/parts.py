@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -31,6 +32,12 @@ def activation_name(ours: str) -> str:
 def whole(number: float) -> float:
     """1.0 as 1: transformers refuses the former where it wants a whole number."""
     return int(number) if number == int(number) else number
+
+
+def undone(factor: float) -> float:
+    """The number whose reciprocal is exactly ``factor``, where one that is near is: a divisor told as a factor."""
+    near = 1 / factor
+    return next((x for x in (near, math.nextafter(near, 0), math.nextafter(near, math.inf)) if 1 / x == factor), near)
 
 
 def norm(settings: Settings, name: str = "rms_norm_eps", default: float = 1e-6) -> dict[str, Any]:
@@ -120,6 +127,15 @@ def link_experts(
     for one, other in (("gate_proj", gate), ("up_proj", up), ("down_proj", down)):
         if links.has(f"{ours}.{one}"):
             links.stacked(f"{ours}.{one}", [f"{theirs}.{i}.{other}.weight" for i in range(n)])
+
+
+def link_packed_experts(links: WeightMap, ours: str, theirs: str) -> None:
+    """Experts in two tensors: ``gate_up_proj`` (e 2f d), gates first, and ``down_proj`` (e d f)."""
+    links.link(
+        [f"{ours}.gate_proj", f"{ours}.up_proj"], [f"{theirs}.gate_up_proj"], lambda x: [part.mT for part in x[0].chunk(2, 1)],
+        lambda x: [torch.cat([part.mT for part in x], 1)],
+    )
+    links.turned(f"{ours}.down_proj", f"{theirs}.down_proj", lambda x: x.mT, lambda x: x.mT)
 
 
 def link_mamba(links: WeightMap, ours: str, theirs: str) -> None:

@@ -1,0 +1,150 @@
+"""Latent attention to the tokens that an indexer chooses: DeepSeek-V3.2, GLM-5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hybridtf.core import CheckpointError
+from hybridtf.interop.families import parts
+from hybridtf.interop.family import Family, Table
+from hybridtf.interop.positions import rope, rope_settings
+from hybridtf.interop.settings import Settings
+from hybridtf.interop.stacks import stack_of
+from hybridtf.interop.weight_map import WeightMap
+from hybridtf.models import LanguageModelConfig
+
+
+
+def _model(settings: Settings, choices: list[str], *, interleaved: bool, eps: float) -> Table:
+    """``choices``: of each layer's indexer; ``interleaved``: its positions; ``eps``: of the norms of the stack."""
+    n, norm = settings.count("num_hidden_layers"), parts.norm(settings, default=eps)
+    settings.only("layer_types", ["indexed_attention"] * n)
+    settings.only("mlp_bias", False)
+    n_heads, told = settings.count("num_attention_heads"), settings.count("qk_rope_head_dim", 64)
+    settings.only("num_key_value_heads", n_heads)
+    settings.only("head_dim", told)
+    plain = settings.count("qk_nope_head_dim", 128)
+    settings.only("qk_head_dim", plain + told)
+    position = rope(settings)
+    mixer = {
+        "type": "indexed_mla", "n_heads": n_heads, "q_lora_rank": settings.count("q_lora_rank"),
+        "kv_lora_rank": settings.count("kv_lora_rank", 512), "qk_nope_head_dim": plain, "qk_rope_head_dim": told,
+        "v_dim": settings.count("v_head_dim"), "position": {**position, "interleaved": True},
+        "norm": {"type": "rms_norm", "eps": 1e-6}, "bias": settings.flag("attention_bias", False),
+    }
+    indexer = {
+        "index_n_heads": settings.count("index_n_heads"), "index_head_dim": settings.count("index_head_dim", 128),
+        "index_position": {**position, "interleaved": interleaved},
+    }
+    top_k, experts = settings.count("index_topk", 2048), _experts(settings)
+    dense = parts.gated(settings, settings.count("intermediate_size"))
+    layers = [
+        {
+            "mixer": {**mixer, "index_top_k": top_k, "index_choice": choice, **({} if choice == "read" else indexer)},
+            "channel_mixer": experts if sparse else dense, "norm": norm,
+        }
+        for choice, sparse in zip(choices, _sparse(settings), strict=True)
+    ]
+    return {**parts.ends(settings, tied=False), "final_norm": norm, **stack_of(layers)}
+
+
+def _sparse(settings: Settings) -> list[bool]:
+    """Whether each layer has experts."""
+    n = settings.count("num_hidden_layers")
+    first = settings.take("first_k_dense_replace", 3, kind=int)
+    settings.only("moe_layer_freq", 1)
+    kinds = settings.take("mlp_layer_types", ["dense" if i < first else "sparse" for i in range(n)], kind=list)
+    if len(kinds) != n or set(kinds) - {"dense", "sparse"}:
+        raise CheckpointError(f"{settings.where}: mlp_layer_types is {kinds}; {n} of dense and sparse are wanted")
+    return [kind == "sparse" for kind in kinds]
+
+
+def _experts(settings: Settings) -> Table:
+    settings.only("scoring_func", "sigmoid")
+    settings.only("topk_method", "noaux_tc")
+    settings.passed_over("ep_size", "aux_loss_alpha", "seq_aux", "num_nextn_predict_layers")
+    groups, chosen, width = settings.count("n_group", 1), settings.count("topk_group", 1), settings.count("moe_intermediate_size")
+    return {
+        "type": "moe", "scores": "sigmoid", "selection_bias": "fixed", "d_ff": width, "activation": parts.activation(settings),
+        "n_experts": settings.count("n_routed_experts", settings.take("num_experts", 256)),
+        "top_k": settings.count("num_experts_per_tok", 8), "normalize": settings.flag("norm_topk_prob", True),
+        "d_ff_shared": width * settings.take("n_shared_experts", 1, kind=int),
+        "routed_scale": settings.number("routed_scaling_factor", 2.5),
+        **({"n_groups": groups, "top_k_groups": chosen, "group_score": "top2"} if groups > 1 else {}),
+    }
+
+
+def _deepseek(settings: Settings) -> Table:
+    return _model(settings, ["own"] * settings.count("num_hidden_layers"), interleaved=False, eps=1e-6)
+
+
+def _glm(settings: Settings) -> Table:
+    n = settings.count("num_hidden_layers")
+    often, offset = settings.take("index_topk_freq", 1, kind=int), settings.take("index_skip_topk_offset", 2, kind=int)
+    pattern: Any = settings.take("index_topk_pattern", None)
+    said = ["full" if max(i - offset + 1, 0) % max(often, 1) == 0 else "shared" for i in range(n)]
+    if pattern is not None:
+        said = [{"F": "full", "S": "shared"}.get(kind, kind) for kind in pattern]
+    kinds = settings.take("indexer_types", said, kind=list)
+    if len(kinds) != n or set(kinds) - {"full", "shared"}:
+        raise CheckpointError(f"{settings.where}: indexer_types is {kinds}; {n} of full and shared are wanted")
+    followed = [kind == "full" and after == "shared" for kind, after in zip(kinds, [*kinds[1:], "full"], strict=True)]
+    choices = ["write" if read else "own" if kind == "full" else "read" for kind, read in zip(kinds, followed, strict=True)]
+    return _model(settings, choices, interleaved=True, eps=1e-5)
+
+
+_NAMES = {
+    "q_a_proj": "q_a_proj", "q_a_norm": "q_a_layernorm", "q_b_proj": "q_b_proj", "kv_a_proj": "kv_a_proj_with_mqa",
+    "kv_a_norm": "kv_a_layernorm", "kv_b_proj": "kv_b_proj", "out_proj": "o_proj", "indexer.q_proj": "indexer.wq_b",
+    "indexer.k_proj": "indexer.wk", "indexer.k_norm": "indexer.k_norm", "indexer.weights_proj": "indexer.weights_proj",
+}
+
+
+def _link(links: WeightMap, config: LanguageModelConfig) -> None:
+    parts.link_ends(links, config)
+    for i, name in enumerate(config.layers()):
+        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
+        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
+        links.same(f"{ours}.channel_norm", f"{theirs}.post_attention_layernorm")
+        for one, other in _NAMES.items():
+            links.same(f"{ours}.mixer.{one}", f"{theirs}.self_attn.{other}")
+        if not links.has(f"{ours}.channel_mixer.router"):
+            parts.link_gated(links, f"{ours}.channel_mixer", f"{theirs}.mlp")
+            continue
+        block: Any = config.blocks[name]
+        links.same(f"{ours}.channel_mixer.router", f"{theirs}.mlp.gate")
+        links.same(f"{ours}.channel_mixer.selection.bias", f"{theirs}.mlp.gate.e_score_correction_bias")
+        parts.link_experts(links, f"{ours}.channel_mixer.experts", f"{theirs}.mlp.experts", block.channel_mixer.n_experts)
+        parts.link_gated(links, f"{ours}.channel_mixer.shared", f"{theirs}.mlp.shared_experts")
+    links.passed_over(f"model.layers.{len(config.layers())}.")  # predicts the token after the next
+
+
+def _deepseek_settings(config: LanguageModelConfig) -> Table:
+    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    mixer = next(block.mixer for block in blocks if block.mixer.index_choice != "read")
+    moe = next(block.channel_mixer for block in blocks if block.channel_mixer.type == "moe")
+    dense = next((block.channel_mixer for block in blocks if block.channel_mixer.type != "moe"), moe)
+    return {
+        **parts.ends_settings(config), "rms_norm_eps": blocks[0].norm.eps, "num_attention_heads": mixer.n_heads,
+        "num_key_value_heads": mixer.n_heads, "q_lora_rank": mixer.q_lora_rank, "kv_lora_rank": mixer.kv_lora_rank,
+        "qk_nope_head_dim": mixer.qk_nope_head_dim, "qk_rope_head_dim": mixer.qk_rope_head_dim, "v_head_dim": mixer.v_dim,
+        "head_dim": mixer.qk_rope_head_dim, "rope_parameters": rope_settings(mixer.position.to_dict()),
+        "attention_bias": mixer.bias, "index_n_heads": mixer.index_n_heads, "index_head_dim": mixer.index_head_dim,
+        "index_topk": mixer.index_top_k, "intermediate_size": dense.d_ff, "hidden_act": parts.activation_name(moe.activation),
+        "mlp_layer_types": ["sparse" if block.channel_mixer.type == "moe" else "dense" for block in blocks],
+        "moe_intermediate_size": moe.d_ff, "n_routed_experts": moe.n_experts, "n_shared_experts": moe.d_ff_shared // moe.d_ff,
+        "num_experts_per_tok": moe.top_k, "n_group": moe.n_groups, "topk_group": moe.top_k_groups,
+        "norm_topk_prob": moe.normalize, "routed_scaling_factor": moe.routed_scale,
+    }
+
+
+def _glm_settings(config: LanguageModelConfig) -> Table:
+    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    kinds = ["shared" if block.mixer.index_choice == "read" else "full" for block in blocks]
+    return {**_deepseek_settings(config), "indexer_types": kinds}
+
+
+FAMILIES = (
+    Family("deepseek_v32", "DeepseekV32ForCausalLM", _deepseek, _link, _deepseek_settings),
+    Family("glm_moe_dsa", "GlmMoeDsaForCausalLM", _glm, _link, _glm_settings),
+)
