@@ -19,6 +19,7 @@ def rope(settings: Settings, *, theta: float = 10000.0, fraction: float = 1.0, k
     found = settings.inner("rope_parameters" if "rope_parameters" in settings else "rope_scaling")
     settings.passed_over("rope_parameters", "rope_scaling")
     if kind is not None and kind in found:
+        found.passed_over(*found.values)  # other kinds of layer ask for their own
         found = found.inner(kind)
     table: dict[str, Any] = {"type": "rope"}
     base = found.number("rope_theta", settings.number("rope_theta", theta))
@@ -41,7 +42,7 @@ def _scaling(found: Settings, length: int) -> dict[str, Any] | None:
         found.passed_over("original_max_position_embeddings")
         return {"type": "linear", "factor": found.number("factor")}
     if type_name == "dynamic":
-        # The base follows the length of a call, and held keys keep theirs: what transformers computes.
+        # Like longrope's choice, the base follows the length of a call, and held keys keep theirs: what transformers computes.
         return {"type": "dynamic_ntk", "factor": found.number("factor"), "original_max_len": original, "mode": "running"}
     if type_name == "llama3":
         return {
@@ -55,7 +56,7 @@ def _scaling(found: Settings, length: int) -> dict[str, Any] | None:
         more = {name: found.take(name) for name in ("attention_factor", "factor") if name in found}
         return {
             "type": "longrope", "short_factor": found.take("short_factor", kind=list),
-            "long_factor": found.take("long_factor", kind=list), "original_max_len": original, **more,
+            "long_factor": found.take("long_factor", kind=list), "original_max_len": original, "mode": "running", **more,
         }
     raise CheckpointError(f"{found.where}: rope_type {type_name!r} is not known; known: default, linear, dynamic, llama3, yarn, longrope")
 
