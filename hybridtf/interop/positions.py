@@ -42,7 +42,7 @@ def _scaling(found: Settings, length: int) -> dict[str, Any] | None:
         found.passed_over("original_max_position_embeddings")
         return {"type": "linear", "factor": found.number("factor")}
     if type_name == "dynamic":
-        # The base follows the length of a call, and held keys keep theirs: what transformers computes.
+        # Like longrope's choice, the base follows the length of a call, and held keys keep theirs: what transformers computes.
         return {"type": "dynamic_ntk", "factor": found.number("factor"), "original_max_len": original, "mode": "running"}
     if type_name == "llama3":
         return {
@@ -56,7 +56,7 @@ def _scaling(found: Settings, length: int) -> dict[str, Any] | None:
         more = {name: found.take(name) for name in ("attention_factor", "factor") if name in found}
         return {
             "type": "longrope", "short_factor": found.take("short_factor", kind=list),
-            "long_factor": found.take("long_factor", kind=list), "original_max_len": original, **more,
+            "long_factor": found.take("long_factor", kind=list), "original_max_len": original, "mode": "running", **more,
         }
     known = "default, linear, dynamic, llama3, yarn, longrope"
     raise CheckpointError(f"{found.where}: rope_type {type_name!r} is not known; known: {known}")

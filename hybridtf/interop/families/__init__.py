@@ -4,18 +4,22 @@ from hybridtf.interop.families import (
     bloom,
     decoders,
     decoders_more,
+    gemma,
     gpt,
+    gpt_oss,
     hybrids,
     indexed,
     local_global,
     olmo,
     scans,
     windowed_experts,
+    windows,
 )
 from hybridtf.interop.family import Family
 
 MODULES = (
-    decoders, scans, hybrids, bloom, decoders_more, gpt, indexed, local_global, olmo, windowed_experts,
+    decoders, scans, hybrids, bloom, decoders_more, gemma, gpt, gpt_oss, indexed, local_global, olmo, windowed_experts,
+    windows,
 )
 """In this order an export looks for a family that has the model."""
 

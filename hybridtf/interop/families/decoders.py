@@ -19,11 +19,11 @@ Mixer = Callable[[Settings, Table, int], Table]
 """``(settings, attention, layer)``: what a family adds to the attention of a layer."""
 
 
-def heads(settings: Settings) -> Table:
-    """Attention of grouped heads, as most families say it."""
+def heads(settings: Settings, *, width: int = 0) -> Table:
+    """Attention of grouped heads, as most families say it. ``width``: a head's where the settings do not say; 0: its share."""
     n_heads = settings.count("num_attention_heads")
     table = {"type": "attention", "n_heads": n_heads, "n_kv_heads": settings.count("num_key_value_heads", n_heads)}
-    width = settings.count("head_dim", 0)
+    width = settings.count("head_dim", width)
     return {**table, "head_dim": width} if width and width * n_heads != settings.count("hidden_size") else table
 
 
@@ -110,17 +110,20 @@ def _qwen3_moe(settings: Settings, layer: int) -> Table:
 # -- weights -----------------------------------------------------------------------------------------------------------
 
 
+PRENORM = {"mixer_norm": "input_layernorm", "channel_norm": "post_attention_layernorm"}
+
+
 def link(
-    links: WeightMap, config: LanguageModelConfig, *, experts: str = "mlp",
-    gates: tuple[str, str, str] = parts.GATED, attention: Mapping[str, str | None] | None = None,
+    links: WeightMap, config: LanguageModelConfig, *, experts: str = "mlp", gates: tuple[str, str, str] = parts.GATED,
+    norms: Mapping[str, str] = PRENORM, attention: Mapping[str, str | None] | None = None,
 ) -> None:
-    """The names of Llama; experts stand below ``experts``, and their matrices are called ``gates``; ``attention``: as the names
-    of :func:`parts.link_attention`."""
+    """The names of Llama; experts stand below ``experts``, and their matrices are called ``gates``; ``norms``: theirs of ours;
+    ``attention``: as the names of :func:`parts.link_attention`."""
     parts.link_ends(links, config)
     for i, name in enumerate(config.layers()):
         ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
-        links.same(f"{ours}.channel_norm", f"{theirs}.post_attention_layernorm")
+        for one, other in norms.items():
+            links.same(f"{ours}.{one}", f"{theirs}.{other}")
         parts.link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn", **(attention or {}))
         if not links.has(f"{ours}.channel_mixer.router"):
             parts.link_gated(links, f"{ours}.channel_mixer", f"{theirs}.mlp")
@@ -138,10 +141,11 @@ def settings_of(config: LanguageModelConfig) -> dict[str, Any]:
     """What all of these families say alike, of the first layer; an export checks the others."""
     blocks: list[Any] = [config.blocks[name] for name in config.layers()]
     mixer, channel = blocks[0].mixer, next((b.channel_mixer for b in blocks if not hasattr(b.channel_mixer, "n_experts")), None)
+    rotary = next((b.mixer.position for b in blocks if b.mixer.position.type == "rope"), mixer.position)
     found = {
         **parts.ends_settings(config), "num_attention_heads": mixer.n_heads, "num_key_value_heads": mixer.n_kv_heads,
         "head_dim": mixer.head_dim or config.d_model // mixer.n_heads, "rms_norm_eps": blocks[0].norm.eps,
-        "rope_parameters": rope_settings(mixer.position.to_dict()),
+        "rope_parameters": rope_settings(rotary.to_dict()),
     }
     if channel is not None:
         found |= {"intermediate_size": channel.d_ff, "hidden_act": parts.activation_name(channel.activation)}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hybridtf.core import CheckpointError
 from hybridtf.interop.settings import Settings
 from hybridtf.interop.weight_map import WeightMap
 from hybridtf.models import LanguageModelConfig
@@ -45,9 +47,28 @@ def norm(settings: Settings, name: str = "rms_norm_eps", default: float = 1e-6) 
     return {"type": "rms_norm", "eps": settings.number(name, default)}
 
 
-def gated(settings: Settings, d_ff: int, *, bias: bool = False, act: str = "hidden_act") -> dict[str, Any]:
-    """A gated channel mixer."""
-    kind = activation(settings, act)
+def layer_kinds(settings: Settings, is_full: Callable[[int], bool], local: str = "sliding_attention") -> list[bool]:
+    """Whether each layer sees only what is near: by ``layer_types``, else all that are not ``is_full``."""
+    n, said = settings.count("num_hidden_layers"), settings.take("layer_types", None, kind=list)
+    if said is None:
+        return [not is_full(i) for i in range(n)]
+    unknown = sorted({str(kind) for kind in said} - {local, "full_attention"})
+    if len(said) != n or unknown:
+        also = f", and unknown {unknown}" if unknown else ""
+        raise CheckpointError(f"{settings.where}: layer_types has {len(said)} entries for {n} layers{also}")
+    return [kind == local for kind in said]
+
+
+def optional(settings: Settings, name: str, default: float | None) -> float | None:
+    """A number, or None where the file says null; ``default`` where it says nothing."""
+    return settings.number(name, None) if name in settings.values else default
+
+
+def gated(
+    settings: Settings, d_ff: int, *, bias: bool = False, act: str = "hidden_act", default: str = "silu"
+) -> dict[str, Any]:
+    """A gated channel mixer; the setting ``act`` names its activation, ``default`` where it does not."""
+    kind = activation(settings, act, default)
     table: dict[str, Any] = {"type": "swiglu", "d_ff": d_ff}
     if kind != "silu":
         table = {"type": "glu", "d_ff": d_ff, "activation": kind}
@@ -69,6 +90,14 @@ def ends_settings(config: LanguageModelConfig) -> dict[str, Any]:
         "vocab_size": config.vocab_size, "hidden_size": config.d_model, "max_position_embeddings": config.max_seq_len,
         "tie_word_embeddings": bool(getattr(config.head, "tied", True)), "num_hidden_layers": len(config.layers()),
     }
+
+
+def window_settings(config: LanguageModelConfig, local: str = "sliding_attention") -> dict[str, Any]:
+    """``layer_types`` and ``sliding_window``, null where no layer has one."""
+    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    sizes = [block.mixer.window for block in blocks]
+    kinds = ["full_attention" if one is None else local for one in sizes]
+    return {"sliding_window": next((one for one in sizes if one is not None), None), "layer_types": kinds}
 
 
 def link_ends(
