@@ -29,7 +29,7 @@ def _attention(settings: Settings, kind: str, eps: float) -> Table:
     table: Table = {
         "type": "relative_attention", "n_heads": settings.count(f"{at}num_attention_heads", 48),
         "n_kv_heads": settings.count(f"{at}num_key_value_heads", 8), "head_dim": settings.count(f"{at}head_dim", 128),
-        "d_rel": settings.count("d_rel", 16), "d_conv": settings.count("conv_kernel_size", settings.count("sconv_kernel_size", 4)),
+        "d_rel": settings.count("d_rel", 16), "d_conv": settings.count("conv_kernel_size", 4),
         "qk_norm": "l2_clip", "qk_clip": settings.number("qk_l2_clip_threshold", 22.627416997969522),
         "rel_clip": settings.number("rel_l2_clip_threshold", 8.0), "value_norm": True, "query_sinks": True, "output_gate": True,
         "eps": eps, "conv": "dynamic" if full else "scaled", "rel_extent": extent if full else window,
@@ -53,13 +53,15 @@ def _layers(settings: Settings) -> list[Table]:
     n, norm = settings.count("num_hidden_layers"), parts.norm(settings)
     kinds = settings.take("layer_types", [FULL if (i + 1) % 6 == 0 else SLIDING for i in range(n)], kind=list)
     if len(kinds) != n or set(kinds) - {FULL, SLIDING}:
-        raise CheckpointError(f"{settings.where}: layer_types has {len(kinds)} entries for {n} layers; known here: {FULL}, {SLIDING}")
+        raise CheckpointError(
+            f"{settings.where}: layer_types has {len(kinds)} entries for {n} layers; known here: {FULL}, {SLIDING}"
+        )
     made = {kind: _attention(settings, kind, norm["eps"]) for kind in (FULL, SLIDING)}
     group = settings.count("n_layers_per_attn_res_block", 6)
     return [
         {
-            "type": "attention_residual", "mixer": made[kind], "channel_mixer": _experts(settings), "norm": norm, "group_size": group,
-            "key_value_mixes": kind == FULL, "depth": _depth(settings),
+            "type": "attention_residual", "mixer": made[kind], "channel_mixer": _experts(settings), "norm": norm,
+            "group_size": group, "key_value_mixes": kind == FULL, "depth": _depth(settings),
         }
         for kind in kinds
     ]
@@ -170,7 +172,8 @@ def _link_convolution(links: WeightMap, ours: str, theirs: str, mixer: Any) -> N
         return
 
     def turn(x: Tensor) -> Tensor:
-        return x.unflatten(0, (-1, mixer.d_conv)).flip(1).flatten(0, 1)
+        heads: Tensor = x.unflatten(0, (-1, mixer.d_conv))
+        return heads.flip(1).flatten(0, 1)
 
     links.turned(f"{ours}.weight", f"{theirs}.static_w", lambda x: x.flip(0).T, lambda x: x.T.flip(0))
     links.turned(f"{ours}.taps_proj.weight", f"{theirs}.weight_proj", turn, turn)
@@ -231,7 +234,9 @@ def _heads(blocks: list[Any], kinds: list[str]) -> Iterator[tuple[str, Any]]:
         if kind == SLIDING:
             yield "sliding_window_size", mixer.window
         else:
-            yield from (("rel_extent", mixer.rel_extent), ("log_scaling_n_floor", mixer.log_floor), ("log_scaling_alpha", mixer.log_alpha))
+            yield "rel_extent", mixer.rel_extent
+            yield "log_scaling_n_floor", mixer.log_floor
+            yield "log_scaling_alpha", mixer.log_alpha
 
 
 def _loop_settings(config: LanguageModelConfig) -> Table:

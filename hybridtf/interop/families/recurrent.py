@@ -84,8 +84,8 @@ def _rwkv_settings(config: LanguageModelConfig) -> Table:
 # -- xLSTM -------------------------------------------------------------------------------------------------------------
 
 _KERNELS = (
-    "add_out_norm", "autocast_kernel_dtype", "chunk_size", "chunkwise_kernel", "inference_state_dtype", "max_inference_chunksize",
-    "mode", "norm_reduction_force_float32", "return_last_states", "sequence_kernel", "step_kernel",
+    "add_out_norm", "autocast_kernel_dtype", "chunk_size", "chunkwise_kernel", "inference_state_dtype",
+    "max_inference_chunksize", "mode", "norm_reduction_force_float32", "return_last_states", "sequence_kernel", "step_kernel",
 )
 """How transformers computes it; a norm stands after the blocks whatever ``add_out_norm`` says."""
 
@@ -112,15 +112,16 @@ def _xlstm(settings: Settings) -> Table:
     layers = [{"mixer": mixer, "channel_mixer": {"type": "swiglu", "d_ff": d_ff}, "norm": norm}] * n
     return {
         "vocab_size": settings.count("vocab_size", 50304), "d_model": d_model, "final_norm": norm,
-        "head": {"type": "lm_head", "tied": False, "softcap": settings.number("output_logit_soft_cap", 30.0)}, **stack_of(layers),
+        "head": {"type": "lm_head", "tied": False, "softcap": settings.number("output_logit_soft_cap", 30.0)},
+        **stack_of(layers),
     }
 
 
 def _link_xlstm(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config, prefix="backbone", embedding="embeddings", norm="out_norm")
     mixer = {
-        "q_proj": "q", "k_proj": "k", "v_proj": "v", "i_proj": "igate_preact", "f_proj": "fgate_preact", "gate_proj": "ogate_preact",
-        "norm": "multihead_norm", "out_proj": "out_proj",
+        "q_proj": "q", "k_proj": "k", "v_proj": "v", "i_proj": "igate_preact", "f_proj": "fgate_preact",
+        "gate_proj": "ogate_preact", "norm": "multihead_norm", "out_proj": "out_proj",
     }
     for i in range(len(config.layers())):
         ours, theirs = f"stack.layers.{i}", f"backbone.blocks.{i}"
