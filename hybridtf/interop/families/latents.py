@@ -139,8 +139,8 @@ def _experts_settings(config: LanguageModelConfig) -> Table:
         **parts.ends_settings(config), **latent_settings(blocks[0].mixer), "rms_norm_eps": blocks[0].norm.eps,
         "hidden_act": "silu", "intermediate_size": dense[0].d_ff if dense else moe.d_ff, "first_k_dense_replace": len(dense),
         "n_routed_experts": moe.n_experts, "num_experts_per_tok": moe.top_k, "moe_intermediate_size": moe.d_ff,
-        "n_shared_experts": moe.d_ff_shared // moe.d_ff, "routed_scaling_factor": moe.routed_scale, "norm_topk_prob": moe.normalize,
-        "n_group": moe.n_groups, "topk_group": moe.top_k_groups,
+        "n_shared_experts": moe.d_ff_shared // moe.d_ff, "routed_scaling_factor": moe.routed_scale,
+        "norm_topk_prob": moe.normalize, "n_group": moe.n_groups, "topk_group": moe.top_k_groups,
     }
 
 
