@@ -1,6 +1,6 @@
 """What loops over layers need beside shared blocks: keep the stream for later, and add what was kept.
 
-    remember   edge <- norm(x), x stays
+    remember   edge <- norm(x), x stays (or has a vector added)
     inject     x <- norm(x) + edge
 
 A group of shared blocks in a pattern, ``(a b c)*3``, is a loop already: each name is one set of weights, each visit has a
@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
+import torch
 from pydantic import Field, field_validator
-from torch import Tensor
+from torch import Tensor, nn
 
 from hybridtf.core import (
     Block,
@@ -28,9 +29,11 @@ from hybridtf.core import (
     Edges,
     EdgeSpec,
     NormConfig,
+    ParamSpec,
     Segments,
     State,
     check_call,
+    init,
 )
 
 
@@ -54,6 +57,9 @@ class RememberConfig(EdgeBlockConfig):
     """Keeps the stream, normed where a norm is given, as an edge; a later one of the same edge takes its place."""
 
     type: Literal["remember"] = "remember"
+    offset: bool = False
+    """To the stream that goes on a vector is added, zero at the start and not trained: with what the low stream of HRM-Text
+    begins, the kept one being the high stream."""
 
     @field_validator("edge")
     @classmethod
@@ -111,13 +117,23 @@ class Remember(EdgeBlock):
     def __init__(self, config: RememberConfig, ctx: BuildContext) -> None:
         super().__init__(config, ctx)
         self.writes = (config.edge,)
+        empty = torch.empty(ctx.d_model, **ctx.factory) if config.offset else None
+        self.offset = None if empty is None else nn.Parameter(empty, requires_grad=False)
+
+    def param_specs(self) -> dict[str, ParamSpec]:
+        return {} if self.offset is None else {"offset": ParamSpec("bias", init.constant(0.0))}
+
+    def steering(self) -> tuple[nn.Parameter, ...]:
+        """What no gradient trains."""
+        return () if self.offset is None else (self.offset,)
 
     def forward(
         self, x: Tensor, edges: Edges, *, segments: Segments | None = None, state: State | None = None,
         context: Context | None = None, keep: int = 0,
     ) -> BlockOutput:
         check_call(self, x, segments, state)
-        return BlockOutput(x, {**edges, self.edge: self.normed(x)}, {}, state)
+        on = x if self.offset is None else x + self.offset.to(x.dtype)
+        return BlockOutput(on, {**edges, self.edge: self.normed(x)}, {}, state)
 
 
 class Inject(EdgeBlock):

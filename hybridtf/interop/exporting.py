@@ -35,7 +35,9 @@ def export_checkpoint(
         raise CheckpointError(f"{folder}: is there already and not empty; nothing was written")
     found, settings = _expressed(model.config, family)
     recipe = recipe_of(found, Settings(settings, CONFIG))
-    tensors: dict[str, Tensor] = {name: value.detach() for name, value in canonical_tensors(model).items()}
+    assert isinstance(recipe.model, LanguageModelConfig)
+    called = dict(zip(model.config.layers(), recipe.model.layers(), strict=True))
+    tensors: dict[str, Tensor] = {_as_called(name, called): value.detach() for name, value in canonical_tensors(model).items()}
     theirs = links_of(found, recipe).write(tensors)
     dtype = str(next(iter(theirs.values())).dtype).removeprefix("torch.")
     with atomic_folder(folder) as temporary:
@@ -74,7 +76,18 @@ def layer_tables(config: LanguageModelConfig) -> dict[str, Any]:
     table = config.to_dict()
     blocks = {name: block.to_dict() for name, block in config.blocks.items()}
     rest = {name: value for name, value in table.items() if name not in ("blocks", "pattern", "n_layers", "residual_init")}
-    return {**rest, "layers": [blocks[name] for name in config.layers()]}
+    layers = config.layers()
+    weights = [layers.index(name) if blocks[name].get("shared") else i for i, name in enumerate(layers)]
+    return {**rest, "layers": [blocks[name] for name in layers], "weights_of_layer": weights}
+
+
+def _as_called(tensor: str, called: Mapping[str, str]) -> str:
+    """A tensor of a shared block under the name that the family has for the block."""
+    shared = "stack.layers.shared_"
+    if not tensor.startswith(shared):
+        return tensor
+    block, rest = tensor.removeprefix(shared).split(".", 1)
+    return f"{shared}{called[block]}.{rest}"
 
 
 def differences(ours: Any, again: Any, path: str = "") -> Iterator[str]:

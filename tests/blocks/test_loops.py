@@ -119,6 +119,19 @@ def test_a_universal_transformer_is_torchs_layer_again_and_again():
     torch.testing.assert_close(model.stack(x, {}).x, want, rtol=0, atol=1e-11)
 
 
+def test_what_goes_on_may_have_a_vector_added_that_is_not_trained():
+    model = build({"k": {"type": "remember", "edge": "start", "offset": True}, "a": ATTENTION}, "k a")
+    block = model.stack.layers["0"]
+    assert not block.offset.any()
+    assert not block.offset.requires_grad
+    x = model.stem(IDS)[0]
+    with torch.no_grad():
+        block.offset.copy_(torch.arange(8.0, dtype=F64))
+    out = block(x, {})
+    assert out.edges["start"] is x
+    torch.testing.assert_close(out.x, x + torch.arange(8.0, dtype=F64), rtol=0, atol=0)
+
+
 # -- HRM-Text: two stacks of layers take turns, each with what the other gave --------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from hybridtf.interop.families import (
     bloom,
+    cycles,
     decoders,
     decoders_more,
     gemma,
@@ -9,8 +10,11 @@ from hybridtf.interop.families import (
     gpt_oss,
     hybrids,
     indexed,
+    inkling,
+    latents,
     local_global,
     olmo,
+    recurrent,
     scans,
     windowed_experts,
     windows,
@@ -18,8 +22,8 @@ from hybridtf.interop.families import (
 from hybridtf.interop.family import Family
 
 MODULES = (
-    decoders, scans, hybrids, bloom, decoders_more, gemma, gpt, gpt_oss, indexed, local_global, olmo, windowed_experts,
-    windows,
+    decoders, scans, hybrids, bloom, cycles, decoders_more, gemma, gpt, gpt_oss, indexed, inkling, latents, local_global,
+    olmo, recurrent, windowed_experts, windows,
 )
 """In this order an export looks for a family that has the model."""
 
