@@ -35,7 +35,8 @@ class WeightMap:
         self.links: list[Link] = []
         self.copies: dict[str, str] = {}
         """Tensors of theirs that a checkpoint may hold once more: each has to equal the other."""
-        self.silent: list[Callable[[str], bool]] = []
+        self.silent: tuple[str, ...] = ()
+        """How tensors begin that a checkpoint may hold and the scores of a token do not ask for."""
 
     # -- what families say ----------------------------------------------------------------------------------------------
 
@@ -79,6 +80,10 @@ class WeightMap:
         """A tensor that some checkpoints hold once more (a tied head): it may be there, and must equal ``of`` then."""
         self.copies[theirs] = of
 
+    def passed_over(self, *prefixes: str) -> None:
+        """Tensors that begin so are left unread, and are not written: further heads, and what the settings give as well."""
+        self.silent += prefixes
+
     def link(self, ours: Sequence[str], theirs: Sequence[str], read: Change, write: Change) -> None:
         """The general form."""
         self.links.append(Link(tuple(ours), tuple(theirs), read, write))
@@ -108,7 +113,7 @@ class WeightMap:
         names = set(held)
         wanted = [name for link in self.links for name in link.theirs]
         missing = [name for name in wanted if name not in names]
-        rest = sorted(names - set(wanted) - self.copies.keys())
+        rest = sorted(name for name in names - set(wanted) - self.copies.keys() if not name.startswith(self.silent))
         if missing:
             raise CheckpointError(f"{where}: {_some(missing)} missing; the settings ask for {'it' if len(missing) == 1 else 'them'}")
         if rest:
