@@ -55,6 +55,8 @@ _KEPT = tempfile.TemporaryDirectory(prefix="oracles-")
 def oracle(name: str, seed: int = 0) -> Oracle:
     folder = Path(_KEPT.name) / f"{name}-{seed}"
     tiny_oracles.save(name, str(folder), seed)
+    model = tiny_oracles.build64(name, seed)  # outside the mode, which would not round to float32 what is drawn in it
+    given = tiny_oracles.inputs(name, seed)
     with tiny_oracles.strict_float64():
-        want = tiny_oracles.reference(name, seed, dtype=torch.float64)
-    return Oracle(name, folder, tiny_oracles.inputs(name, seed)["input_ids"], want)
+        want = tiny_oracles.main_output(tiny_oracles.run(model, **given, use_cache=False))
+    return Oracle(name, folder, given["input_ids"], want)

@@ -15,6 +15,10 @@ ACTIVATIONS = {
 """Theirs by name, as ours."""
 
 
+NO_TOKENS: dict[str, Any] = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+"""For families where transformers fills in the ids of a published vocabulary, which a smaller one does not have."""
+
+
 def activation(settings: Settings, name: str = "hidden_act", default: str = "silu") -> str:
     """The activation that a setting names."""
     return ACTIVATIONS[settings.only(name, *ACTIVATIONS, default=default)]
@@ -28,6 +32,11 @@ def activation_name(ours: str) -> str:
 def whole(number: float) -> float:
     """1.0 as 1: transformers refuses the former where it wants a whole number."""
     return int(number) if number == int(number) else number
+
+
+def first_of(blocks: list[Any], mixer: str) -> Any:
+    """The mixer of the first block that has one of this type. Raises StopIteration, which an export takes for a no."""
+    return next(block.mixer for block in blocks if block.mixer is not None and block.mixer.type == mixer)
 
 
 def norm(settings: Settings, name: str = "rms_norm_eps", default: float = 1e-6) -> dict[str, Any]:

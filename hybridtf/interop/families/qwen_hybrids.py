@@ -50,6 +50,8 @@ def _qwen(settings: Settings, channel: Callable[[Settings, int], Table], n_kv_he
     norm = {**parts.norm(settings), "unit_offset": True}
     n, period = settings.count("num_hidden_layers"), settings.count("full_attention_interval", 4)
     kinds = memories.layer_kinds(settings, (LINEAR, FULL), memories.every_other(n, period))
+    settings.only("use_sliding_window", False)
+    settings.passed_over("sliding_window", "max_window_layers")
     memory = _memory(settings, norm["eps"])
     attention: Table = {
         "type": "gated_attention", **_heads(settings, 16, n_kv_heads, 256), "qk_norm": norm,
@@ -150,7 +152,7 @@ def _link_qwen(links: WeightMap, config: LanguageModelConfig, *, by_heads: bool)
 def _shared_settings(config: LanguageModelConfig, attention: Any) -> Table:
     """What all families here say alike."""
     blocks: list[Any] = [config.blocks[name] for name in config.layers()]
-    memory = next(b.mixer for b in blocks if b.mixer.type == "gated_delta_net")
+    memory = parts.first_of(blocks, "gated_delta_net")
     return {
         **parts.ends_settings(config), **memories.gated_delta_net_settings(memory, config.d_model), "hidden_act": "silu",
         "rms_norm_eps": blocks[0].norm.eps, "num_attention_heads": attention.n_heads, "num_key_value_heads": attention.kv_heads,
@@ -168,7 +170,7 @@ def _moe_settings(moe: Any) -> Table:
 
 def _qwen_settings(config: LanguageModelConfig) -> Table:
     blocks: list[Any] = [config.blocks[name] for name in config.layers()]
-    attention = next(b.mixer for b in blocks if b.mixer.type == "gated_attention")
+    attention = parts.first_of(blocks, "gated_attention")
     position = rope_settings(attention.position.to_dict())
     found = {
         **_shared_settings(config, attention), "attention_bias": attention.bias,
