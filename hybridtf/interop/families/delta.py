@@ -243,7 +243,72 @@ def _kimi_settings(config: LanguageModelConfig) -> Table:
     return found
 
 
+# -- Bailing Hybrid ----------------------------------------------------------------------------------------------------
+
+
+def _bailing(settings: Settings) -> Table:
+    norm, n_heads = parts.norm(settings), settings.count("num_attention_heads", 32)
+    n, period = settings.count("num_hidden_layers", 42), settings.count("layer_group_size", 6)
+    kinds, sparse = memories.layer_kinds(settings, (LINEAR, FULL), memories.every_other(n, period)), _sparse_layers(settings, 2)
+    settings.only("hidden_act", "silu")
+    settings.passed_over("mtp_loss_scaling_factor", "num_nextn_predict_layers", "num_mtp_layers")
+    width, taps = settings.count("head_dim", 128), settings.count("short_conv_kernel_size", 4)
+    memory: Table = {
+        "type": "kda", "n_heads": settings.count("linear_num_heads", n_heads), "low_rank": False, "eps": norm["eps"],
+        "head_dim": settings.count("linear_head_dim", width), "d_conv": settings.count("linear_conv_kernel_dim", taps),
+    }
+    floor = settings.number("kda_lower_bound", -5.0)
+    if settings.flag("kda_safe_gate", True):
+        memory["decay_floor"] = floor
+    position = {**rope(settings, theta=6e6), "interleaved": True}
+    dense = parts.gated(settings, settings.count("intermediate_size", 6144))
+    experts = _deepseek_moe(settings, n_experts=512, d_ff=768, groups=(8, 4), scale=2.5)
+    mixers = {LINEAR: memory, FULL: {**_latent(settings, position), "head_gate": True}}
+    layers = [
+        {"mixer": mixers[kind], "channel_mixer": experts if sparse[i] else dense, "norm": norm} for i, kind in enumerate(kinds)
+    ]
+    length = _either(settings, "model_max_length", "max_position_embeddings", default=262144)
+    return {**parts.ends(settings, tied=False), "max_seq_len": length, "final_norm": norm, **stack_of(layers)}
+
+
+def _link_bailing(links: WeightMap, config: LanguageModelConfig) -> None:
+    parts.link_ends(links, config, embedding="word_embeddings")
+    links.passed_over(f"model.layers.{len(config.layers())}.")  # a layer more, which tells the token after the next
+    for i, name in enumerate(config.layers()):
+        block: Any = config.blocks[name]
+        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
+        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
+        links.same(f"{ours}.channel_norm", f"{theirs}.post_attention_layernorm")
+        at, there = f"{ours}.mixer", f"{theirs}.attention"
+        if block.mixer.type == "kda":
+            memories.link_kda(links, at, there, out="dense")
+            links.same(f"{at}.A_log", f"{there}.A_log")
+        else:
+            _link_latent(links, at, there, "dense")
+            links.same(f"{at}.gate_proj", f"{there}.g_proj")
+        at, there = f"{ours}.channel_mixer", f"{theirs}.mlp"
+        if not links.has(f"{at}.router"):
+            parts.link_gated(links, at, there)
+            continue
+        links.same(f"{at}.router", f"{there}.gate")
+        links.same(f"{at}.selection.bias", f"{there}.gate.expert_bias")
+        parts.link_experts(links, f"{at}.experts", f"{there}.experts", block.channel_mixer.n_experts)
+        parts.link_gated(links, f"{at}.shared", f"{there}.shared_experts")
+
+
+def _bailing_settings(config: LanguageModelConfig) -> Table:
+    found, blocks = _kda_settings(config), [config.blocks[name] for name in config.layers()]
+    memory, latent = parts.first_of(blocks, "kda"), parts.first_of(blocks, "mla")
+    found["model_max_length"] = found.pop("max_position_embeddings")
+    found |= {
+        "head_dim": memory.head_dim, "short_conv_kernel_size": memory.d_conv, "kda_safe_gate": memory.decay_floor is not None,
+        "rope_parameters": rope_settings(latent.position.to_dict()), "num_nextn_predict_layers": 0,
+    }
+    return found if memory.decay_floor is None else {**found, "kda_lower_bound": memory.decay_floor}
+
+
 FAMILIES = (
     Family("olmo_hybrid", "OlmoHybridForCausalLM", _olmo, _link_olmo, _olmo_settings),
+    Family("bailing_hybrid", "BailingHybridForCausalLM", _bailing, _link_bailing, _bailing_settings),
     Family("kimi_linear", "KimiLinearForCausalLM", _kimi, _link_kimi, _kimi_settings),
 )
