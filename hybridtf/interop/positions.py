@@ -12,15 +12,19 @@ from hybridtf.interop.settings import Settings
 _YARN = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate")
 
 
-def rope(settings: Settings, *, theta: float = 10000.0, fraction: float = 1.0, kind: str | None = None) -> dict[str, Any]:
+def rope(
+    settings: Settings, *, theta: float = 10000.0, fraction: float = 1.0, kind: str | None = None, sections: bool = False
+) -> dict[str, Any]:
     """The table of a rotary position. ``theta`` and ``fraction``: where the settings do not say; ``kind``: a kind of layer with
-    settings of its own."""
+    settings of its own; ``sections``: pictures have several positions a token there, of which text has one in all channels."""
     length = settings.count("max_position_embeddings", 2048)
     found = settings.inner("rope_parameters" if "rope_parameters" in settings else "rope_scaling")
     settings.passed_over("rope_parameters", "rope_scaling")
     if kind is not None and kind in found:
         found.passed_over(*found.values)  # other kinds of layer ask for their own
         found = found.inner(kind)
+    if sections:
+        found.passed_over("mrope_section", "mrope_interleaved")
     table: dict[str, Any] = {"type": "rope"}
     base = found.number("rope_theta", settings.number("rope_theta", theta))
     part = found.number("partial_rotary_factor", settings.number("partial_rotary_factor", fraction))

@@ -9,7 +9,7 @@ from hybridtf.models.pattern import print_pattern
 
 LETTERS = {
     "attention": "a", "gqa": "a", "mla": "a", "mamba": "m", "mamba2": "m", "griffin_recurrent": "r", "gated_delta_net": "d",
-    "kda": "k", "lightning_attention": "l", "gated_short_conv": "c", "rwkv4": "r", "mlstm": "x",
+    "kda": "k", "gated_attention": "a", "lightning_attention": "l", "gated_short_conv": "c", "rwkv4": "r", "mlstm": "x",
 }
 """How a block is called by its mixer; one with a window is ``s``, one without a mixer ``f``."""
 

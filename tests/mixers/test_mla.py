@@ -117,3 +117,21 @@ def test_held_of_a_token_are_the_latent_and_the_rotary_key_alone():
 def test_a_position_that_is_told_at_each_read_is_refused():
     with pytest.raises(ConfigError, match="'xpos' is told again at each read"):
         MLAConfig(n_heads=2, position={"type": "xpos"}, **SIZES).build(BuildContext(d_model=D))
+
+
+def test_a_gate_weighs_each_head():
+    options = {"n_heads": 3, **SIZES}
+    plain, gated = (
+        MLAConfig(**options, head_gate=gate).build(BuildContext(d_model=D, param_dtype=torch.float64)) for gate in (False, True)
+    )
+    gated.load_state_dict({**plain.state_dict(), "gate_proj.weight": torch.randn(3, D, dtype=torch.float64)})
+    x, heads = torch.randn(2, T, D, dtype=torch.float64), []
+    plain.out_proj.register_forward_pre_hook(lambda _, given: heads.append(given[0].unflatten(-1, (3, -1))))
+    plain(x)
+    want = gated.out_proj((heads[0] * torch.sigmoid(x @ gated.gate_proj.weight.T)[..., None]).flatten(-2))
+    torch.testing.assert_close(gated(x)[0], want, rtol=0, atol=1e-13)
+    state, parts = gated.init_state(2), []
+    for t in range(T):
+        y, state = gated(x[:, t : t + 1], state=state)
+        parts.append(y)
+    torch.testing.assert_close(torch.cat(parts, 1), want, rtol=0, atol=1e-13)

@@ -5,6 +5,7 @@ from hybridtf.interop.families import (
     cycles,
     decoders,
     decoders_more,
+    delta,
     gemma,
     gpt,
     gpt_oss,
@@ -12,8 +13,10 @@ from hybridtf.interop.families import (
     indexed,
     inkling,
     latents,
+    lightning,
     local_global,
     olmo,
+    qwen_hybrids,
     recurrent,
     scans,
     windowed_experts,
@@ -22,8 +25,8 @@ from hybridtf.interop.families import (
 from hybridtf.interop.family import Family
 
 MODULES = (
-    decoders, scans, hybrids, bloom, cycles, decoders_more, gemma, gpt, gpt_oss, indexed, inkling, latents, local_global,
-    olmo, recurrent, windowed_experts, windows,
+    decoders, scans, hybrids, bloom, cycles, decoders_more, delta, gemma, gpt, gpt_oss, indexed, inkling, latents,
+    lightning, local_global, olmo, qwen_hybrids, recurrent, windowed_experts, windows,
 )
 """In this order an export looks for a family that has the model."""
 

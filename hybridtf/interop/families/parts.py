@@ -21,6 +21,10 @@ ACTIVATIONS = {
 """Theirs by name, as ours."""
 
 
+NO_TOKENS: dict[str, Any] = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+"""For families where transformers fills in the ids of a published vocabulary, which a smaller one does not have."""
+
+
 def activation(settings: Settings, name: str = "hidden_act", default: str = "silu") -> str:
     """The activation that a setting names."""
     return ACTIVATIONS[settings.only(name, *ACTIVATIONS, default=default)]
@@ -40,6 +44,11 @@ def undone(factor: float) -> float:
     """The number whose reciprocal is exactly ``factor``, where one that is near is: a divisor told as a factor."""
     near = 1 / factor
     return next((x for x in (near, math.nextafter(near, 0), math.nextafter(near, math.inf)) if 1 / x == factor), near)
+
+
+def first_of(blocks: list[Any], mixer: str) -> Any:
+    """The mixer of the first block that has one of this type. Raises StopIteration, which an export takes for a no."""
+    return next(block.mixer for block in blocks if block.mixer is not None and block.mixer.type == mixer)
 
 
 def norm(settings: Settings, name: str = "rms_norm_eps", default: float = 1e-6) -> dict[str, Any]:
