@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
+from hybridtf.core import CheckpointError
 from hybridtf.interop.settings import Settings
 from hybridtf.interop.weight_map import WeightMap
 from hybridtf.models import LanguageModelConfig
@@ -13,6 +16,9 @@ ACTIVATIONS = {
     "relu2": "relu2",
 }
 """Theirs by name, as ours."""
+
+LARGEST = 3.4028234663852886e38
+"""Of float32: a bound that no step of a scan passes, where a checkpoint says infinity, which recipes do not."""
 
 
 def activation(settings: Settings, name: str = "hidden_act", default: str = "silu") -> str:
@@ -40,6 +46,49 @@ def gated(settings: Settings, d_ff: int, *, bias: bool = False, act: str = "hidd
     kind = activation(settings, act)
     table: dict[str, Any] = {"type": "swiglu", "d_ff": d_ff} if kind == "silu" else {"type": "glu", "d_ff": d_ff, "activation": kind}
     return {**table, "bias": True} if bias else table
+
+
+def step_limit(settings: Settings, name: str = "time_step_limit") -> dict[str, Any]:
+    """Between which two numbers the steps of Mamba-2 are held, where they are."""
+    limit = settings.take(name, [0.0, math.inf], kind=list)
+    if len(limit) != 2 or not all(isinstance(x, int | float) for x in limit):
+        raise CheckpointError(f"{settings.where}: {name} is {limit!r}, and should be two numbers")
+    return steps_between(*map(float, limit))
+
+
+def steps_between(low: float, high: float) -> dict[str, Any]:
+    """The same of two numbers."""
+    return {} if low <= 0.0 and math.isinf(high) else {"dt_limit": [low, min(high, LARGEST)]}
+
+
+def limit_settings(limit: Sequence[float] | None) -> list[float]:
+    """The numbers of a limit of ours."""
+    return [0.0, math.inf] if limit is None else [limit[0], math.inf if limit[1] >= LARGEST else limit[1]]
+
+
+def mamba2(settings: Settings, eps: float, inner: float | None = None) -> dict[str, Any]:
+    """Mamba-2 as Bamba, Granite and Falcon-H1 say it; ``inner``: its width where they give one."""
+    expand, n_heads = settings.number("mamba_expand", 2), settings.count("mamba_n_heads", 128)
+    width = settings.take("mamba_d_head", "auto")
+    inner = expand * settings.count("hidden_size") if inner is None else inner
+    settings.passed_over("mamba_chunk_size", "time_step_min", "time_step_max", "time_step_floor")
+    return {
+        "type": "mamba2", "d_state": settings.count("mamba_d_state", 256), "n_heads": n_heads, "eps": eps,
+        "head_dim": int(inner) // n_heads if width == "auto" else width, "n_groups": settings.count("mamba_n_groups", 1),
+        "d_conv": settings.count("mamba_d_conv", 4), "bias": settings.flag("mamba_proj_bias", False),
+        "conv_bias": settings.flag("mamba_conv_bias", True), **step_limit(settings),
+    }
+
+
+def mamba2_settings(mamba: Any, d_model: int) -> dict[str, Any]:
+    """The same as settings."""
+    n_heads = mamba.n_heads or round(mamba.expand * d_model) // mamba.head_dim
+    return {
+        "mamba_d_state": mamba.d_state, "mamba_n_heads": n_heads, "mamba_d_head": mamba.head_dim,
+        "mamba_expand": whole(n_heads * mamba.head_dim / d_model), "mamba_n_groups": mamba.n_groups, "mamba_d_conv": mamba.d_conv,
+        "mamba_proj_bias": mamba.bias, "mamba_conv_bias": mamba.conv_bias, "mamba_chunk_size": 256,
+        **({} if mamba.dt_limit is None else {"time_step_limit": limit_settings(mamba.dt_limit)}),
+    }
 
 
 def ends(settings: Settings, *, tied: bool) -> dict[str, Any]:
