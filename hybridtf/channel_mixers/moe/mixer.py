@@ -60,8 +60,8 @@ class MoEConfig(ChannelMixerConfig, ExpertOptions, RouterOptions):
     def _fits(self) -> Self:
         if self.shared_gate and not self.d_ff_shared:
             raise ValueError("shared_gate needs a shared expert: give d_ff_shared")
-        if not self.gated and (self.limit or self.up_shift or self.gate_softcap or self.up_softcap):
-            raise ValueError("limit, up_shift and softcaps are options of gated experts; these are plain (gated = false)")
+        if not self.gated and (self.limit or self.up_shift or self.gate_softcap or self.up_softcap or self.gate_scale != 1.0):
+            raise ValueError("gate_scale, limit, up_shift and softcaps are of gated experts; these are plain (gated = false)")
         if self.outer_bias is not None and not (self.d_ff_shared or self.d_latent):
             raise ValueError("outer_bias is of a shared expert or of latent projections: give d_ff_shared or d_latent")
         return self
@@ -171,7 +171,7 @@ def _shared_expert(config: MoEConfig, ctx: BuildContext) -> GLU | MLP:
         return MLP(MLPConfig(d_ff=config.d_ff_shared, activation=config.activation, bias=config.biased_outside), ctx)
     glu = GLUConfig(
         d_ff=config.d_ff_shared, activation=config.activation, limit=config.limit, up_shift=config.up_shift,
-        bias=config.biased_outside,
+        bias=config.biased_outside, gate_scale=config.gate_scale,
     )
     return GLU(glu, ctx)
 
