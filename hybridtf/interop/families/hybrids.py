@@ -15,7 +15,7 @@ from hybridtf.interop.weight_map import WeightMap
 from hybridtf.models import LanguageModelConfig
 
 
-def _kinds(settings: Settings, default: list[str]) -> list[str]:
+def kinds_of(settings: Settings, default: list[str]) -> list[str]:
     """``linear_attention`` (a recurrence) or ``full_attention`` of each layer."""
     names = {"mamba": "linear_attention", "attention": "full_attention"}
     said = settings.take("layers_block_type", settings.take("layer_types", default, kind=list), kind=list)
@@ -33,7 +33,7 @@ def _kinds(settings: Settings, default: list[str]) -> list[str]:
 def _jamba(settings: Settings) -> Table:
     n, d_model, norm = settings.count("num_hidden_layers"), settings.count("hidden_size"), parts.norm(settings)
     period, offset = settings.count("attn_layer_period", 8), settings.take("attn_layer_offset", 4, kind=int)
-    kinds = _kinds(settings, ["full_attention" if i % period == offset else "linear_attention" for i in range(n)])
+    kinds = kinds_of(settings, ["full_attention" if i % period == offset else "linear_attention" for i in range(n)])
     every, first = settings.count("expert_layer_period", 2), settings.take("expert_layer_offset", 1, kind=int)
     n_experts, d_ff = settings.count("num_experts", 16), settings.count("intermediate_size")
     rank = settings.take("mamba_dt_rank", "auto")
@@ -110,7 +110,7 @@ def _every(name: str, layers: list[int], n: int) -> Table:
 def _bamba(settings: Settings) -> Table:
     norm, n = parts.norm(settings, default=1e-5), settings.count("num_hidden_layers")
     attend = settings.take("attn_layer_indices", [], kind=list)
-    kinds = _kinds(settings, ["full_attention" if i in attend else "linear_attention" for i in range(n)])
+    kinds = kinds_of(settings, ["full_attention" if i in attend else "linear_attention" for i in range(n)])
     settings.passed_over("z_loss_coefficient")
     mamba = parts.mamba2(settings, norm["eps"])
     bias = settings.flag("attention_bias", False)

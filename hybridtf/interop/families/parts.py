@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from hybridtf.core import CheckpointError
 from hybridtf.interop.settings import Settings
@@ -100,6 +102,18 @@ def ends(settings: Settings, *, tied: bool) -> dict[str, Any]:
     }
 
 
+def scaled(table: dict[str, Any], embedding: float, scores: float) -> dict[str, Any]:
+    """A table of :func:`ends` whose embedding and scores are multiplied."""
+    stem = {} if embedding == 1.0 else {"stem": {"type": "token_embedding", "scale": embedding}}
+    return {**table, **stem, "head": table["head"] if scores == 1.0 else {**table["head"], "scale": scores}}
+
+
+def undone(wanted: float, first: float, of: Callable[[float], float]) -> float:
+    """The number that a formula makes ``wanted`` of, to the last bit where there is one: ``first`` or a neighbour of it."""
+    near = [first, math.nextafter(first, math.inf), math.nextafter(first, -math.inf)]
+    return next((x for x in near if of(x) == wanted), first)
+
+
 def ends_settings(config: LanguageModelConfig) -> dict[str, Any]:
     """The same as settings."""
     return {
@@ -136,6 +150,13 @@ def link_experts(links: WeightMap, ours: str, theirs: str, n: int, gate: str = "
     for one, other in (("gate_proj", gate), ("up_proj", up), ("down_proj", down)):
         if links.has(f"{ours}.{one}"):
             links.stacked(f"{ours}.{one}", [f"{theirs}.{i}.{other}.weight" for i in range(n)])
+
+
+def link_fused_experts(links: WeightMap, ours: str, gate_up: str, down: str) -> None:
+    """Experts in two tensors: (e 2f d), gate before up, and (e d f)."""
+    both = [f"{ours}.gate_proj", f"{ours}.up_proj"]
+    links.link(both, [gate_up], lambda x: list(x[0].mT.chunk(2, -1)), lambda x: [torch.cat(x, -1).mT])
+    links.turned(f"{ours}.down_proj", down, lambda x: x.mT, lambda x: x.mT)
 
 
 def link_mamba(links: WeightMap, ours: str, theirs: str) -> None:
