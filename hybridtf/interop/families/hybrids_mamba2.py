@@ -39,9 +39,7 @@ def _nemotron_kinds(settings: Settings) -> list[str]:
 def _nemotron_mamba(settings: Settings) -> Table:
     """``time_step_limit`` is not what transformers clamps by: a step is at least ``time_step_min``."""
     settings.only("mamba_hidden_act", "silu")
-    limit = settings.take("time_step_limit", None)
-    if parts.step_limit(settings):
-        raise CheckpointError(f"{settings.where}: time_step_limit is {limit}; known here: [0, Infinity]")
+    parts.without_step_limit(settings)
     settings.passed_over(
         "mamba_ssm_cache_dtype", "mamba_proj_bias", "residual_in_fp32", "expand", "chunk_size", "mamba_dt_max", *TRAINING,
     )

@@ -58,6 +58,12 @@ def step_limit(settings: Settings, name: str = "time_step_limit") -> dict[str, A
     return steps_between(*map(float, limit))
 
 
+def without_step_limit(settings: Settings) -> None:
+    """Refuses one: transformers passes it over in this family, and other code may not."""
+    if step_limit(settings):
+        raise CheckpointError(f"{settings.where}: time_step_limit is {settings.take('time_step_limit')}; known here: [0, Infinity]")
+
+
 def steps_between(low: float, high: float) -> dict[str, Any]:
     """The same of two numbers."""
     return {} if low <= 0.0 and math.isinf(high) else {"dt_limit": [low, min(high, LARGEST)]}
