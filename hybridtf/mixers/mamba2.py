@@ -48,6 +48,8 @@ class Mamba2Options(SoftplusDecayConfig):
     conv_bias: bool = True
     bias: bool = False
     """Of ``in_proj`` and ``out_proj``."""
+    in_scale: tuple[float, float, float, float, float] | None = Field(default=None, examples=[(1.0, 0.5, 2.0, 1.5, 0.7)])
+    """Multiplies z, x, B, C and dt as ``in_proj`` gives them (Falcon-H1). None: 1."""
     dt_limit: tuple[float, float] | None = None
     """Clamps the time step. None: no clamp."""
     norm: bool = True
@@ -141,7 +143,7 @@ class Mamba2(RecurrentMixer):
     ) -> tuple[Tensor, State | None]:
         config, more = self.config, sum(self.splits["in_proj"].values()) - 2 * self.d_inner - 2 * self.d_bc - self.n_heads
         widths = [self.d_inner, self.d_inner + 2 * self.d_bc, self.n_heads, more]
-        z, xbc, dt, dl = self.in_proj(u).split(widths, dim=-1)
+        z, xbc, dt, dl = self._scaled(self.in_proj(u)).split(widths, dim=-1)
         xbc, conv = self.conv(xbc, segments, None if state is None else state["conv"])
         x, b, c = xbc.split([self.d_inner, self.d_bc, self.d_bc], dim=-1)
         x = x.unflatten(-1, (self.n_heads, config.head_dim))  # [b, t, h, p]
@@ -159,6 +161,14 @@ class Mamba2(RecurrentMixer):
         if ssm is None:
             return out, None
         return out, {"conv": conv, "ssm": ssm.advance({"S": S}, segments, u.shape[1])}
+
+    def _scaled(self, y: Tensor) -> Tensor:
+        """What ``in_proj`` gave, times ``in_scale``."""
+        if self.config.in_scale is None:
+            return y
+        widths = [self.d_inner, self.d_inner, self.d_bc, self.d_bc, self.n_heads]
+        scales = [y.new_full((width,), scale) for scale, width in zip(self.config.in_scale, widths, strict=True)]
+        return y * torch.cat([*scales, y.new_ones(y.shape[-1] - sum(widths))])
 
     def recur(
         self, c: Tensor, b: Tensor, x: Tensor, log_a: Tensor, dl: Tensor, segments: Segments | None, state: Fixed | None

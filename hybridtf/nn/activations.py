@@ -48,6 +48,8 @@ class GateOptions(ConfigTable):
     """Options of a gated unit, act(gate) * (up + up_shift), where gate and up may be bounded first (gpt-oss)."""
 
     activation: Activation = "silu"
+    gate_scale: float = Field(default=1.0, gt=0)
+    """Multiplies gate before anything else (Falcon-H1)."""
     limit: float = Field(default=0.0, ge=0)
     """Bounds gate to at most this, and up to within plus and minus this; 0: no bound."""
     up_shift: float = Field(default=0.0)
@@ -64,6 +66,8 @@ class GateOptions(ConfigTable):
 
     def gate_with(self, gate: Tensor, up: Tensor) -> Tensor:
         """act(gate) * (up + up_shift), of two tensors of one shape."""
+        if self.gate_scale != 1.0:
+            gate = gate * self.gate_scale
         if self.limit:
             gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
         if self.up_shift:

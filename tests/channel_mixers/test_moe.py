@@ -29,6 +29,9 @@ FORMS = {
     "clamped": {"activation": "quick_gelu", "limit": 0.5, "up_shift": 1.0, "bias": True, "d_ff_shared": 4},
     "weights on the input": {"weights_on": "input", "bias": True}, "shared and gated": {"d_ff_shared": 5, "shared_gate": True},
     "latent": {"d_latent": 4, "bias": True},
+    "scaled gate": {"gate_scale": 0.7, "d_ff_shared": 4},
+    "biases outside": {"d_latent": 4, "d_ff_shared": 5, "outer_bias": True},
+    "none outside": {"bias": True, "d_ff_shared": 5, "outer_bias": False},
 }
 
 
@@ -50,6 +53,7 @@ def data(*shape, dtype=torch.float64, seed=1):
 def unit(config, gate, up):
     if not config.gated:
         return activation(config.activation)(up)
+    gate = gate * config.gate_scale
     if config.limit:
         gate, up = gate.clamp(max=config.limit), up.clamp(min=-config.limit, max=config.limit)
     return activation(config.activation)(gate) * (up + config.up_shift)
@@ -266,7 +270,8 @@ def test_compile_serves_other_loads_with_one_graph():
     ({"n_groups": 6, "top_k_groups": 1}, "top_k = 2 is more than the 1 experts"),
     ({"n_groups": 6, "top_k_groups": 2, "group_score": "top2"}, "groups of two"),
     ({"top_k": 1}, "the router no gradient"), ({"shared_gate": True}, "give d_ff_shared"),
-    ({"gated": False, "limit": 2.0}, "options of gated experts"), ({"scores": "softmaxx"}, "Did you mean 'softmax'"),
+    ({"outer_bias": True}, "give d_ff_shared or d_latent"),
+    ({"gated": False, "limit": 2.0}, "are of gated experts"), ({"scores": "softmaxx"}, "Did you mean 'softmax'"),
 ])
 def test_options_that_do_not_fit(options, message):
     with pytest.raises(ConfigError, match=message):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 from hybridtf.interop import FAMILIES

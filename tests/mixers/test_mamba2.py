@@ -18,7 +18,9 @@ def build(dtype=torch.float64, **options):
 def by_hand(mixer, u):
     """One row (t d), token by token, from the equations at the top of the module."""
     config, h, p, n, g = mixer.config, mixer.n_heads, mixer.config.head_dim, mixer.config.d_state, mixer.config.n_groups
-    z, xbc, dt = mixer.in_proj(u).split([h * p, h * p + 2 * g * n, h], -1)
+    widths = [h * p, h * p, g * n, g * n, h]
+    z, *xbc, dt = (y * s for y, s in zip(mixer.in_proj(u).split(widths, -1), config.in_scale or [1.0] * 5, strict=True))
+    xbc = torch.cat(xbc, -1)
     padded = torch.cat([xbc.new_zeros(config.d_conv - 1, xbc.shape[1]), xbc])
     S, rows = torch.zeros(h, n, p, dtype=u.dtype), []
     for t in range(len(u)):
@@ -40,6 +42,7 @@ def by_hand(mixer, u):
     [
         {}, {"n_groups": 1}, {"n_groups": 6}, {"bias": True, "conv_bias": False}, {"dt_limit": (0.02, 0.05)},
         {"norm_first": True}, {"norm": False}, {"d_conv": 1}, {"d_conv": 2, "n_heads": 4}, {"expand": 1.0, "n_groups": 3},
+        {"in_scale": (1.1, 0.7, 1.4, 0.6, 0.85), "bias": True},
     ],
 )
 def test_forward_and_gradients_equal_the_plain_loop(options):

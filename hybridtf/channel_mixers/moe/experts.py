@@ -21,7 +21,7 @@ class ExpertOptions(GateOptions):
     """Of one expert."""
     gated: bool = True
     bias: bool = False
-    """Of the projections of routed and shared experts, and of the latent projections."""
+    """Of the projections of routed and shared experts, and of the latent projections, unless ``outer_bias`` says otherwise."""
     weights_on: Literal["output", "input"] = "output"
     """Where a router's weight multiplies: an expert's output, or its input (Llama 4)."""
     kernel: str = "auto"

@@ -47,6 +47,8 @@ class MoEConfig(ChannelMixerConfig, ExpertOptions, RouterOptions):
     """Multiply the shared expert's output by sigmoid of a projection of the token (Qwen)."""
     d_latent: int = Field(default=0, ge=0)
     """The routed experts work on a projection of this width (Nemotron 3); 0: on the token itself."""
+    outer_bias: bool | None = None
+    """Bias of the shared expert and of the latent projections. None: as ``bias``."""
     balance_loss: float = Field(default=0.0, ge=0)
     """Weight of the loss ``balance``, already in it; 0: there is no such loss."""
     balance_over: Literal["document", "call"] = "document"
@@ -58,9 +60,16 @@ class MoEConfig(ChannelMixerConfig, ExpertOptions, RouterOptions):
     def _fits(self) -> Self:
         if self.shared_gate and not self.d_ff_shared:
             raise ValueError("shared_gate needs a shared expert: give d_ff_shared")
-        if not self.gated and (self.limit or self.up_shift or self.gate_softcap or self.up_softcap):
-            raise ValueError("limit, up_shift and softcaps are options of gated experts; these are plain (gated = false)")
+        if not self.gated and (self.limit or self.up_shift or self.gate_softcap or self.up_softcap or self.gate_scale != 1.0):
+            raise ValueError("gate_scale, limit, up_shift and softcaps are of gated experts; these are plain (gated = false)")
+        if self.outer_bias is not None and not (self.d_ff_shared or self.d_latent):
+            raise ValueError("outer_bias is of a shared expert or of latent projections: give d_ff_shared or d_latent")
         return self
+
+    @property
+    def biased_outside(self) -> bool:
+        """Whether what all tokens pass has biases."""
+        return self.bias if self.outer_bias is None else self.outer_bias
 
     @classmethod
     def tiny(cls) -> Self:
@@ -84,8 +93,8 @@ class MoE(ChannelMixer):
         inner = ctx.child("experts", d_model=config.d_latent or ctx.d_model)
         self.experts = Experts(config, config.n_experts, inner, ends_branch=not config.d_latent)
         if config.d_latent:
-            self.latent_in = nn.Linear(ctx.d_model, config.d_latent, bias=config.bias, **ctx.factory)
-            self.latent_out = nn.Linear(config.d_latent, ctx.d_model, bias=config.bias, **ctx.factory)
+            self.latent_in = nn.Linear(ctx.d_model, config.d_latent, bias=config.biased_outside, **ctx.factory)
+            self.latent_out = nn.Linear(config.d_latent, ctx.d_model, bias=config.biased_outside, **ctx.factory)
         self.shared = _shared_expert(config, ctx.child("shared")) if config.d_ff_shared else None
         self.shared_gate = nn.Linear(ctx.d_model, 1, bias=False, **ctx.factory) if config.shared_gate else None
         self.losses = ("balance",) * bool(config.balance_loss) + ("router_z",) * bool(config.z_loss)
@@ -159,9 +168,10 @@ class MoE(ChannelMixer):
 def _shared_expert(config: MoEConfig, ctx: BuildContext) -> GLU | MLP:
     """The expert of all tokens, of the same kind as the others."""
     if not config.gated:
-        return MLP(MLPConfig(d_ff=config.d_ff_shared, activation=config.activation, bias=config.bias), ctx)
+        return MLP(MLPConfig(d_ff=config.d_ff_shared, activation=config.activation, bias=config.biased_outside), ctx)
     glu = GLUConfig(
-        d_ff=config.d_ff_shared, activation=config.activation, limit=config.limit, up_shift=config.up_shift, bias=config.bias
+        d_ff=config.d_ff_shared, activation=config.activation, limit=config.limit, up_shift=config.up_shift,
+        bias=config.biased_outside, gate_scale=config.gate_scale,
     )
     return GLU(glu, ctx)
 

@@ -9,7 +9,9 @@ from hybridtf.interop.families import (
     gemma,
     gpt,
     gpt_oss,
+    griffin,
     hybrids,
+    hybrids_mamba2,
     indexed,
     inkling,
     latents,
@@ -21,12 +23,13 @@ from hybridtf.interop.families import (
     scans,
     windowed_experts,
     windows,
+    zamba,
 )
 from hybridtf.interop.family import Family
 
 MODULES = (
-    decoders, scans, hybrids, bloom, cycles, decoders_more, delta, gemma, gpt, gpt_oss, indexed, inkling, latents,
-    lightning, local_global, olmo, qwen_hybrids, recurrent, windowed_experts, windows,
+    decoders, scans, hybrids, bloom, cycles, decoders_more, delta, gemma, gpt, gpt_oss, griffin, hybrids_mamba2, indexed,
+    inkling, latents, lightning, local_global, olmo, qwen_hybrids, recurrent, windowed_experts, windows, zamba,
 )
 """In this order an export looks for a family that has the model."""
 

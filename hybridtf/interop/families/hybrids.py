@@ -15,7 +15,7 @@ from hybridtf.interop.weight_map import WeightMap
 from hybridtf.models import LanguageModelConfig
 
 
-def _kinds(settings: Settings, default: list[str]) -> list[str]:
+def kinds_of(settings: Settings, default: list[str]) -> list[str]:
     """``linear_attention`` (a recurrence) or ``full_attention`` of each layer."""
     names = {"mamba": "linear_attention", "attention": "full_attention"}
     said = settings.take("layers_block_type", settings.take("layer_types", default, kind=list), kind=list)
@@ -34,7 +34,7 @@ def _kinds(settings: Settings, default: list[str]) -> list[str]:
 def _jamba(settings: Settings) -> Table:
     n, d_model, norm = settings.count("num_hidden_layers"), settings.count("hidden_size"), parts.norm(settings)
     period, offset = settings.count("attn_layer_period", 8), settings.take("attn_layer_offset", 4, kind=int)
-    kinds = _kinds(settings, ["full_attention" if i % period == offset else "linear_attention" for i in range(n)])
+    kinds = kinds_of(settings, ["full_attention" if i % period == offset else "linear_attention" for i in range(n)])
     every, first = settings.count("expert_layer_period", 2), settings.take("expert_layer_offset", 1, kind=int)
     n_experts, d_ff = settings.count("num_experts", 16), settings.count("intermediate_size")
     rank = settings.take("mamba_dt_rank", "auto")
@@ -113,21 +113,9 @@ def _every(name: str, layers: list[int], n: int) -> Table:
 def _bamba(settings: Settings) -> Table:
     norm, n = parts.norm(settings, default=1e-5), settings.count("num_hidden_layers")
     attend = settings.take("attn_layer_indices", [], kind=list)
-    kinds = _kinds(settings, ["full_attention" if i in attend else "linear_attention" for i in range(n)])
-    limit = settings.take("time_step_limit", [0.0, float("inf")], kind=list)
-    expand, d_model = settings.number("mamba_expand", 2), settings.count("hidden_size")
-    n_heads = settings.count("mamba_n_heads", 128)
-    width = settings.take("mamba_d_head", "auto")
-    settings.passed_over("mamba_chunk_size", "time_step_min", "time_step_max", "time_step_floor", "z_loss_coefficient")
-    mamba: Table = {
-        "type": "mamba2", "d_state": settings.count("mamba_d_state", 256), "n_heads": n_heads, "expand": expand,
-        "head_dim": int(expand * d_model) // n_heads if width == "auto" else width,
-        "n_groups": settings.count("mamba_n_groups", 1), "d_conv": settings.count("mamba_d_conv", 4),
-        "bias": settings.flag("mamba_proj_bias", False),
-        "conv_bias": settings.flag("mamba_conv_bias", True), "eps": norm["eps"],
-    }
-    if tuple(limit) != (0.0, float("inf")):
-        mamba["dt_limit"] = [float(x) for x in limit]
+    kinds = kinds_of(settings, ["full_attention" if i in attend else "linear_attention" for i in range(n)])
+    settings.passed_over("z_loss_coefficient")
+    mamba = parts.mamba2(settings, norm["eps"])
     bias = settings.flag("attention_bias", False)
     position = {**rope(settings), "fraction": 0.5}  # whatever the settings say, as transformers and the published model
     attention = {**heads(settings), "qkv_bias": bias, "out_bias": bias, "position": position}
@@ -160,12 +148,9 @@ def _bamba_settings(config: LanguageModelConfig) -> Table:
         **parts.ends_settings(config), "rms_norm_eps": blocks[0].norm.eps, "intermediate_size": channel.d_ff,
         "mlp_bias": channel.bias, "hidden_act": "silu", "attn_layer_indices": attend, "num_attention_heads": attention.n_heads,
         "num_key_value_heads": attention.n_kv_heads, "attention_bias": attention.qkv_bias,
-        "rope_parameters": rope_settings(attention.position.to_dict()), "mamba_d_state": mamba.d_state,
-        "mamba_n_heads": mamba.n_heads, "mamba_d_head": mamba.head_dim, "mamba_expand": parts.whole(mamba.expand),
-        "mamba_n_groups": mamba.n_groups, "mamba_d_conv": mamba.d_conv,
-        "mamba_proj_bias": mamba.bias, "mamba_conv_bias": mamba.conv_bias, "mamba_chunk_size": 256,
+        "rope_parameters": rope_settings(attention.position.to_dict()), **parts.mamba2_settings(mamba, config.d_model),
     }
-    return found if mamba.dt_limit is None else {**found, "time_step_limit": list(mamba.dt_limit)}
+    return found
 
 
 FAMILIES = (

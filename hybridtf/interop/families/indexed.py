@@ -14,7 +14,6 @@ from hybridtf.interop.weight_map import WeightMap
 from hybridtf.models import LanguageModelConfig
 
 
-
 def _model(settings: Settings, choices: list[str], *, interleaved: bool, eps: float) -> Table:
     """``choices``: of each layer's indexer; ``interleaved``: its positions; ``eps``: of the norms of the stack."""
     n, norm = settings.count("num_hidden_layers"), parts.norm(settings, default=eps)
@@ -63,7 +62,8 @@ def _experts(settings: Settings) -> Table:
     settings.only("scoring_func", "sigmoid")
     settings.only("topk_method", "noaux_tc")
     settings.passed_over("ep_size", "aux_loss_alpha", "seq_aux", "num_nextn_predict_layers")
-    groups, chosen, width = settings.count("n_group", 1), settings.count("topk_group", 1), settings.count("moe_intermediate_size")
+    groups, chosen = settings.count("n_group", 1), settings.count("topk_group", 1)
+    width = settings.count("moe_intermediate_size")
     return {
         "type": "moe", "scores": "sigmoid", "selection_bias": "fixed", "d_ff": width, "activation": parts.activation(settings),
         "n_experts": settings.count("n_routed_experts", settings.take("num_experts", 256)),

@@ -210,7 +210,8 @@ def _link_granite_swa(links: WeightMap, config: LanguageModelConfig) -> None:
         parts.link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn")
         links.same(f"{ours}.mixer.sinks", f"{theirs}.self_attn.sinks")
         links.same(f"{ours}.channel_mixer.router", f"{theirs}.block_sparse_moe.router")
-        parts.link_packed_experts(links, f"{ours}.channel_mixer.experts", f"{theirs}.block_sparse_moe.experts")
+        experts = f"{theirs}.block_sparse_moe.experts"
+        parts.link_fused_experts(links, f"{ours}.channel_mixer.experts", f"{experts}.gate_up_proj", f"{experts}.down_proj")
         if links.has(f"{ours}.channel_mixer.shared"):
             shared = f"{ours}.channel_mixer.shared"
             links.fused([f"{shared}.gate_proj", f"{shared}.up_proj"], f"{theirs}.shared_mlp.input_linear")
@@ -228,7 +229,8 @@ def _granite_swa_settings(config: LanguageModelConfig) -> Table:
         **parts.ends_settings(config), "num_attention_heads": mixer.n_heads, "num_key_value_heads": mixer.kv_heads,
         "rms_norm_eps": blocks[0].norm.eps, "rope_parameters": rope_settings(told), "layer_rope_theta": thetas,
         "attention_multiplier": mixer.scale, "attention_bias": mixer.qkv_bias, "residual_multiplier": blocks[0].residual_scale,
-        "embedding_multiplier": stem.scale, "logits_scaling": parts.undone(head.scale), "num_local_experts": moe.n_experts,
+        "embedding_multiplier": stem.scale, "num_local_experts": moe.n_experts,
+        "logits_scaling": parts.undone(head.scale, 1 / head.scale, lambda x: 1 / x),
         "num_experts_per_tok": moe.top_k, "intermediate_size": moe.d_ff, "shared_intermediate_size": moe.d_ff_shared,
         "hidden_act": parts.activation_name(moe.activation), **({"head_dim": mixer.head_dim} if mixer.head_dim else {}),
         "layer_types": ["full_attention"] * len(blocks), **windows_of(config),

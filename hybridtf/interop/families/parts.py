@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,9 @@ ACTIVATIONS = {
     "relu2": "relu2", "gelu_fast": "gelu_tanh",
 }
 """Theirs by name, as ours."""
+
+LARGEST = 3.4028234663852886e38
+"""Of float32: a bound that no step of a scan passes, where a checkpoint says infinity, which recipes do not."""
 
 
 NO_TOKENS: dict[str, Any] = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
@@ -38,12 +41,6 @@ def activation_name(ours: str) -> str:
 def whole(number: float) -> float:
     """1.0 as 1: transformers refuses the former where it wants a whole number."""
     return int(number) if number == int(number) else number
-
-
-def undone(factor: float) -> float:
-    """The number whose reciprocal is exactly ``factor``, where one that is near is: a divisor told as a factor."""
-    near = 1 / factor
-    return next((x for x in (near, math.nextafter(near, 0), math.nextafter(near, math.inf)) if 1 / x == factor), near)
 
 
 def first_of(blocks: list[Any], mixer: str) -> Any:
@@ -84,6 +81,57 @@ def gated(
     return {**table, "bias": True} if bias else table
 
 
+def step_limit(settings: Settings, name: str = "time_step_limit") -> dict[str, Any]:
+    """Between which two numbers the steps of Mamba-2 are held, where they are."""
+    limit = settings.take(name, [0.0, math.inf], kind=list)
+    if len(limit) != 2 or not all(isinstance(x, int | float) for x in limit):
+        raise CheckpointError(f"{settings.where}: {name} is {limit!r}, and should be two numbers")
+    return steps_between(*map(float, limit))
+
+
+def without_step_limit(settings: Settings) -> None:
+    """Refuses one: transformers passes it over in this family, and other code may not."""
+    if step_limit(settings):
+        limit = settings.take("time_step_limit")
+        raise CheckpointError(f"{settings.where}: time_step_limit is {limit}; known here: [0, Infinity]")
+
+
+def steps_between(low: float, high: float) -> dict[str, Any]:
+    """The same of two numbers."""
+    return {} if low <= 0.0 and math.isinf(high) else {"dt_limit": [low, min(high, LARGEST)]}
+
+
+def limit_settings(limit: Sequence[float] | None) -> list[float]:
+    """The numbers of a limit of ours."""
+    return [0.0, math.inf] if limit is None else [limit[0], math.inf if limit[1] >= LARGEST else limit[1]]
+
+
+def mamba2(settings: Settings, eps: float, inner: float | None = None) -> dict[str, Any]:
+    """Mamba-2 as Bamba, Granite and Falcon-H1 say it; ``inner``: its width where they give one."""
+    expand, n_heads = settings.number("mamba_expand", 2), settings.count("mamba_n_heads", 128)
+    width = settings.take("mamba_d_head", "auto")
+    inner = expand * settings.count("hidden_size") if inner is None else inner
+    settings.passed_over("mamba_chunk_size", "time_step_min", "time_step_max", "time_step_floor")
+    return {
+        "type": "mamba2", "d_state": settings.count("mamba_d_state", 256), "n_heads": n_heads, "eps": eps,
+        "head_dim": int(inner) // n_heads if width == "auto" else width, "n_groups": settings.count("mamba_n_groups", 1),
+        "d_conv": settings.count("mamba_d_conv", 4), "bias": settings.flag("mamba_proj_bias", False),
+        "conv_bias": settings.flag("mamba_conv_bias", True), **step_limit(settings),
+    }
+
+
+def mamba2_settings(mamba: Any, d_model: int) -> dict[str, Any]:
+    """The same as settings."""
+    n_heads = mamba.n_heads or round(mamba.expand * d_model) // mamba.head_dim
+    return {
+        "mamba_d_state": mamba.d_state, "mamba_n_heads": n_heads, "mamba_d_head": mamba.head_dim,
+        "mamba_expand": whole(n_heads * mamba.head_dim / d_model), "mamba_n_groups": mamba.n_groups,
+        "mamba_d_conv": mamba.d_conv,
+        "mamba_proj_bias": mamba.bias, "mamba_conv_bias": mamba.conv_bias, "mamba_chunk_size": 256,
+        **({} if mamba.dt_limit is None else {"time_step_limit": limit_settings(mamba.dt_limit)}),
+    }
+
+
 def ends(settings: Settings, *, tied: bool) -> dict[str, Any]:
     """Sizes of a language model and whether its head is the embedding."""
     return {
@@ -91,6 +139,18 @@ def ends(settings: Settings, *, tied: bool) -> dict[str, Any]:
         "max_seq_len": settings.count("max_position_embeddings", 2048),
         "head": {"type": "lm_head", "tied": settings.flag("tie_word_embeddings", tied)},
     }
+
+
+def scaled(table: dict[str, Any], embedding: float, scores: float) -> dict[str, Any]:
+    """A table of :func:`ends` whose embedding and scores are multiplied."""
+    stem = {} if embedding == 1.0 else {"stem": {"type": "token_embedding", "scale": embedding}}
+    return {**table, **stem, "head": table["head"] if scores == 1.0 else {**table["head"], "scale": scores}}
+
+
+def undone(wanted: float, first: float, of: Callable[[float], float]) -> float:
+    """The number that a formula makes ``wanted`` of, to the last bit where there is one: ``first`` or a neighbour of it."""
+    near = [first, math.nextafter(first, math.inf), math.nextafter(first, -math.inf)]
+    return next((x for x in near if of(x) == wanted), first)
 
 
 def ends_settings(config: LanguageModelConfig) -> dict[str, Any]:
@@ -167,13 +227,11 @@ def link_experts(
             links.stacked(f"{ours}.{one}", [f"{theirs}.{i}.{other}.weight" for i in range(n)])
 
 
-def link_packed_experts(links: WeightMap, ours: str, theirs: str) -> None:
-    """Experts in two tensors: ``gate_up_proj`` (e 2f d), gates first, and ``down_proj`` (e d f)."""
-    links.link(
-        [f"{ours}.gate_proj", f"{ours}.up_proj"], [f"{theirs}.gate_up_proj"], lambda x: [part.mT for part in x[0].chunk(2, 1)],
-        lambda x: [torch.cat([part.mT for part in x], 1)],
-    )
-    links.turned(f"{ours}.down_proj", f"{theirs}.down_proj", lambda x: x.mT, lambda x: x.mT)
+def link_fused_experts(links: WeightMap, ours: str, gate_up: str, down: str) -> None:
+    """Experts in two tensors: (e 2f d), gate before up, and (e d f)."""
+    both = [f"{ours}.gate_proj", f"{ours}.up_proj"]
+    links.link(both, [gate_up], lambda x: list(x[0].mT.chunk(2, -1)), lambda x: [torch.cat(x, -1).mT])
+    links.turned(f"{ours}.down_proj", down, lambda x: x.mT, lambda x: x.mT)
 
 
 def link_mamba(links: WeightMap, ours: str, theirs: str) -> None:

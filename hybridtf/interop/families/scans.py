@@ -47,7 +47,6 @@ def _falcon_mamba(settings: Settings) -> Table:
 
 
 def _mamba2(settings: Settings) -> Table:
-    limit = settings.take("time_step_limit", [0.0, float("inf")], kind=list)
     head_dim, d_model = settings.count("head_dim", 64), settings.count("hidden_size")
     expand = settings.number("expand", 2)
     mixer: Table = {
@@ -58,9 +57,7 @@ def _mamba2(settings: Settings) -> Table:
         "eps": settings.number("layer_norm_epsilon", 1e-5),
     }
     settings.passed_over("chunk_size", "time_step_rank")
-    if tuple(limit) != (0.0, float("inf")):
-        mixer["dt_limit"] = [float(x) for x in limit]
-    return _stack(settings, mixer, tied=False)
+    return _stack(settings, {**mixer, **parts.step_limit(settings)}, tied=False)
 
 
 def _link(links: WeightMap, config: LanguageModelConfig) -> None:
@@ -102,7 +99,7 @@ def _mamba2_settings(config: LanguageModelConfig) -> Table:
         "use_conv_bias": mixer.conv_bias,
         "rms_norm": mixer.norm, "chunk_size": 256,
     }
-    return found if mixer.dt_limit is None else {**found, "time_step_limit": list(mixer.dt_limit)}
+    return found if mixer.dt_limit is None else {**found, "time_step_limit": parts.limit_settings(mixer.dt_limit)}
 
 
 FAMILIES = (
