@@ -30,3 +30,7 @@ class Family:
     settings: Callable[[LanguageModelConfig], Mapping[str, Any]]
     aliases: tuple[str, ...] = field(default=())
     """Other names in config.json for the same."""
+    prefix: str = ""
+    """How all names but the head's begin; some published checkpoints leave it out."""
+    notes: Callable[[LanguageModelConfig], tuple[str, ...]] = field(default=lambda config: ())
+    """What a reader should know of such a model: where transformers rounds as we do not."""

@@ -44,6 +44,8 @@ def import_checkpoint(folder: str | Path, *, dtype: torch.dtype | None = None) -
     recipe = recipe_of(family, settings)
     tensors = read_weights(folder / WEIGHTS)
     links = links_of(family, recipe)
+    if family.prefix and not any(name.startswith(family.prefix) for name in tensors):
+        links.shorten(family.prefix)
     links.check_names(tensors, str(folder))
     chosen, notes = _dtype(tensors, links, dtype)
     assert isinstance(recipe.model, LanguageModelConfig)
@@ -51,7 +53,7 @@ def import_checkpoint(folder: str | Path, *, dtype: torch.dtype | None = None) -
     own = canonical_tensors(model)
     ours = {name: value.to(own[name].dtype) for name, value in links.read(tensors, str(folder))}
     assign_weights(model, ours, where=str(folder))
-    return Imported(model.eval(), recipe, family, chosen, notes)
+    return Imported(model.eval(), recipe, family, chosen, (*notes, *family.notes(recipe.model)))
 
 
 def family_of(settings: Settings) -> Family:

@@ -7,7 +7,7 @@ ours has exactly one link, and so has every tensor of the checkpoint: what is le
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -82,6 +82,12 @@ class WeightMap:
     def passed_over(self, *prefixes: str) -> None:
         """Tensors that begin so are left unread, and are not written: further heads, and what the settings give as well."""
         self.silent += prefixes
+
+    def shorten(self, prefix: str) -> None:
+        """Theirs without ``prefix``, as a checkpoint of the model without its head has them."""
+        self.links = [replace(link, theirs=tuple(name.removeprefix(prefix) for name in link.theirs)) for link in self.links]
+        self.copies = {name.removeprefix(prefix): of.removeprefix(prefix) for name, of in self.copies.items()}
+        self.silent = tuple(name.removeprefix(prefix) for name in self.silent)
 
     def link(self, ours: Sequence[str], theirs: Sequence[str], read: Change, write: Change) -> None:
         """The general form."""

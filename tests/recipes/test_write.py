@@ -91,6 +91,7 @@ n_kv_heads = 1
 kernel = "auto"
 position = { type = "rope", theta = 10000.0, fraction = 1.0, interleaved = false }
 qk_norm_over = "head"
+qk_norm_after = false
 output_gate = false
 sinks = false
 qkv_bias = false

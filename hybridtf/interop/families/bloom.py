@@ -32,10 +32,9 @@ def _falcon(settings: Settings) -> Table:
     settings.only("apply_residual_connection_post_layernorm", False)
     settings.passed_over("ff_factor")
     new, parallel = settings.flag("new_decoder_architecture", False), settings.flag("parallel_attn", True)
-    allowed = (2, 1) if new and parallel else (None, 1)
-    n_norms: Any = settings.only("num_ln_in_parallel_attn", *allowed)
     if new and not parallel:
         raise CheckpointError(f"{settings.where}: new_decoder_architecture with parallel_attn = false is no model")
+    n_norms: Any = settings.only("num_ln_in_parallel_attn", *((2, 1) if new else (None, 1)))
     multi, n_kv_heads = settings.flag("multi_query", True), settings.count("num_kv_heads", n_heads)
     position = rope(settings)
     if settings.flag("alibi", False):
@@ -65,6 +64,15 @@ def _link_falcon(links: WeightMap, config: LanguageModelConfig) -> None:
         "channel_mixer.down_proj": "mlp.dense_4h_to_h",
     }
     link_layers(links, config, "transformer.h", names, "self_attention.query_key_value")
+
+
+def _falcon_notes(config: LanguageModelConfig) -> tuple[str, ...]:
+    """The slopes of 8 heads or fewer are powers of two, and bfloat16 holds whole numbers up to 256."""
+    mixer = _first(config).mixer
+    if mixer.position.type != "alibi" or (mixer.n_heads <= 8 and config.max_seq_len <= 256):
+        return ()
+    where = "scores of tokens after the 256th differ" if mixer.n_heads <= 8 else "scores differ"
+    return (f"transformers rounds ALiBi to bfloat16 in every precision, which is not done here: {where}",)
 
 
 def _falcon_settings(config: LanguageModelConfig) -> Table:
@@ -197,9 +205,9 @@ def _opt(settings: Settings) -> Table:
         "type": "prenorm" if first else "postnorm", "norm": norm, "mixer": with_biases(attention, bias),
         "channel_mixer": plain_mlp(settings, settings.count("ffn_dim"), "activation_function", "relu", bias=bias),
     }
-    last = first and not settings.flag("_remove_final_layer_norm", False)
+    removed = settings.flag("_remove_final_layer_norm", False)
     stem = {"type": "token_embedding", "position": {"type": "learned", "unused_rows": 2}}
-    return {**_stack(settings, ends, block, norm if last else {"type": "none"}), "stem": stem}
+    return {**_stack(settings, ends, block, norm if first and not removed else {"type": "none"}), "stem": stem}
 
 
 def _link_opt(links: WeightMap, config: LanguageModelConfig) -> None:
@@ -225,8 +233,8 @@ def _opt_settings(config: LanguageModelConfig) -> Table:
 
 
 FAMILIES = (
-    Family("falcon", "FalconForCausalLM", _falcon, _link_falcon, _falcon_settings),
-    Family("bloom", "BloomForCausalLM", _bloom, _link_bloom, _bloom_settings),
+    Family("falcon", "FalconForCausalLM", _falcon, _link_falcon, _falcon_settings, notes=_falcon_notes),
+    Family("bloom", "BloomForCausalLM", _bloom, _link_bloom, _bloom_settings, prefix="transformer."),
     Family("mpt", "MptForCausalLM", _mpt, _link_mpt, _mpt_settings),
     Family("opt", "OPTForCausalLM", _opt, _link_opt, _opt_settings),
 )

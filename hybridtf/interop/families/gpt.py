@@ -60,13 +60,16 @@ def with_biases(attention: Table, bias: bool = True) -> Table:
 
 
 def link_layers(
-    links: WeightMap, config: LanguageModelConfig, prefix: str, names: Mapping[str, str], qkv: str | None = None
+    links: WeightMap, config: LanguageModelConfig, prefix: str, names: Mapping[str, str], qkv: str | None = None,
+    buffers: tuple[str, ...] = (),
 ) -> None:
-    """Modules of each layer by ``names``, ours and theirs; ``qkv``: the one matrix of queries, keys and values."""
+    """Modules of each layer by ``names``, ours and theirs; ``qkv``: the one matrix of queries, keys and values; ``buffers``:
+    masks and frequencies that older files hold."""
     for i, block in enumerate(config.layers()):
         ours, theirs = f"stack.layers.{i}", f"{prefix}.{i}"
         for one, other in names.items():
             links.same(f"{ours}.{one}", f"{theirs}.{other}")
+        links.passed_over(*(f"{theirs}.{name}" for name in buffers))
         if qkv is not None:
             mixer = getattr(config.blocks[block], "mixer")  # noqa: B009
             width = mixer.head_dim or config.d_model // mixer.n_heads
@@ -102,7 +105,8 @@ def _gpt2(settings: Settings) -> Table:
 def _link_gpt2(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config, prefix="transformer", embedding="wte", norm="ln_f")
     links.same("stem.position.table", "transformer.wpe.weight")
-    link_layers(links, config, "transformer.h", {"mixer_norm": "ln_1", "channel_norm": "ln_2"})
+    norms = {"mixer_norm": "ln_1", "channel_norm": "ln_2"}
+    link_layers(links, config, "transformer.h", norms, buffers=("attn.bias", "attn.masked_bias"))
     for i in range(len(config.layers())):
         ours, theirs = f"stack.layers.{i}", f"transformer.h.{i}"
         roles, qkv = [f"{ours}.mixer.{role}_proj" for role in "qkv"], f"{theirs}.attn.c_attn"
@@ -159,7 +163,8 @@ def _link_gpt_neox(links: WeightMap, config: LanguageModelConfig) -> None:
         "mixer_norm": "input_layernorm", "channel_norm": "post_attention_layernorm", "mixer.out_proj": "attention.dense",
         "channel_mixer.up_proj": "mlp.dense_h_to_4h", "channel_mixer.down_proj": "mlp.dense_4h_to_h",
     }
-    link_layers(links, config, "gpt_neox.layers", names, "attention.query_key_value")
+    buffers = ("attention.bias", "attention.masked_bias", "attention.rotary_emb.inv_freq")
+    link_layers(links, config, "gpt_neox.layers", names, "attention.query_key_value", buffers)
 
 
 def _gpt_neox_settings(config: LanguageModelConfig) -> Table:
@@ -199,7 +204,7 @@ def _link_gptj(links: WeightMap, config: LanguageModelConfig) -> None:
         "mixer_norm": "ln_1", **{f"mixer.{role}_proj": f"attn.{role}_proj" for role in ("q", "k", "v", "out")},
         "channel_mixer.up_proj": "mlp.fc_in", "channel_mixer.down_proj": "mlp.fc_out",
     }
-    link_layers(links, config, "transformer.h", names)
+    link_layers(links, config, "transformer.h", names, buffers=("attn.bias", "attn.masked_bias", "attn.embed_positions"))
 
 
 def _gptj_settings(config: LanguageModelConfig) -> Table:
@@ -251,7 +256,7 @@ def _phi_settings(config: LanguageModelConfig) -> Table:
 
 
 FAMILIES = (
-    Family("gpt2", "GPT2LMHeadModel", _gpt2, _link_gpt2, _gpt2_settings),
+    Family("gpt2", "GPT2LMHeadModel", _gpt2, _link_gpt2, _gpt2_settings, prefix="transformer."),
     Family("gpt_neox", "GPTNeoXForCausalLM", _gpt_neox, _link_gpt_neox, _gpt_neox_settings),
     Family("gptj", "GPTJForCausalLM", _gptj, _link_gptj, _gptj_settings),
     Family("phi", "PhiForCausalLM", _phi, _link_phi, _phi_settings),
