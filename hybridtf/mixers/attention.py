@@ -16,11 +16,38 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from hybridtf.core import BuildContext, Component, ConfigError, Edges, EdgeSpec, NormConfig, ParamSpec, Preset, Segments, init
-from hybridtf.nn import HeadsConfig, HeadsMixer, Held, NormOver, idle_beside
+from hybridtf.core import (
+    BuildContext,
+    Component,
+    ConfigError,
+    ConfigTable,
+    Edges,
+    EdgeSpec,
+    Growing,
+    NormConfig,
+    ParamSpec,
+    Preset,
+    Ring,
+    Segments,
+    init,
+)
+from hybridtf.nn import HeadsConfig, HeadsMixer, Held, NormOver, Projected, accumulation_dtype, idle_beside
 
 VALUES = "attention_values"
 """The edge by which the first layer's values reach later ones."""
+
+
+class QueryGrowth(ConfigTable):
+    """The query at place n of its document, counted from 1, is multiplied by 1 + alpha ln(1 + n // every): Llama 4's layers
+    without positions, after https://arxiv.org/abs/2501.19399."""
+
+    every: int = Field(default=8192, gt=0)
+    alpha: float = Field(default=0.1, gt=0)
+
+    def factor(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """Of each token, for ``positions`` counted from 0."""
+        steps = (positions + 1).div(self.every, rounding_mode="floor").to(dtype)
+        return 1.0 + self.alpha * torch.log1p(steps)
 
 
 class AttentionConfig(HeadsConfig):
@@ -60,6 +87,8 @@ class AttentionConfig(HeadsConfig):
     """A learned logit per head that takes weight and gives nothing (gpt-oss)."""
     scale: float | None = Field(default=None, gt=0)
     """Of the scores. None: head_dim ** -0.5."""
+    query_growth: QueryGrowth | None = None
+    """Sharpens the softmax along the document."""
     qkv_bias: bool = False
     out_bias: bool = False
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -125,6 +154,15 @@ class Attention(HeadsMixer):
             first = first.masked_fill(~segments.real[..., None, None], 0)
         m = self.value_mix.to(v.dtype)
         return {**held, "v": m[0] * first.to(v.dtype) + m[1] * v}, {}
+
+    def project(
+        self, x: Tensor, positions: Tensor, segments: Segments | None, leaf: Growing | Ring | None
+    ) -> Projected:
+        made = super().project(x, positions, segments, leaf)
+        if self.config.query_growth is None:
+            return made
+        growth = self.config.query_growth.factor(positions, accumulation_dtype(made.q.dtype))[..., None, None]
+        return made._replace(q=(made.q.to(growth.dtype) * growth).to(made.q.dtype))
 
     def queries(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return self.q_proj(x), None if self.gate_proj is None else self.gate_proj(x)

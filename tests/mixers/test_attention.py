@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -41,6 +43,7 @@ OPTIONS = {
     "window, sinks, softcap": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "window": 3, "sinks": True, "softcap": 2.0},
     "biases and scale": {"n_heads": 2, "qkv_bias": True, "out_bias": True, "scale": 0.7},
     "nope": {"n_heads": 2, "position": {"type": "none"}},
+    "queries that grow": {"n_heads": 2, "position": {"type": "none"}, "query_growth": {"every": 3, "alpha": 0.7}},
 }
 
 
@@ -84,7 +87,9 @@ def by_hand(mixer, x):
         for h in range(config.n_heads):
             g = h // (config.n_heads // mixer.n_kv_heads)
             first = 0 if config.window is None else max(0, t - config.window + 1)
-            scores = k[0, first : t + 1, g] @ q[0, t, h] * (config.scale or hd**-0.5)
+            grown = config.query_growth
+            factor = 1 + grown.alpha * math.log(1 + (t + 1) // grown.every) if grown else 1
+            scores = k[0, first : t + 1, g] @ q[0, t, h] * (config.scale or hd**-0.5) * factor
             if config.softcap:
                 scores = config.softcap * torch.tanh(scores / config.softcap)
             extra = [mixer.sinks[h : h + 1]] if mixer.sinks is not None else []

@@ -1,6 +1,7 @@
 """The families that are read and written, one file for those that share their parts."""
 
 from hybridtf.interop.families import (
+    afmoe,
     bloom,
     cycles,
     decoders,
@@ -16,6 +17,7 @@ from hybridtf.interop.families import (
     inkling,
     latents,
     lightning,
+    llama4,
     local_global,
     olmo,
     qwen_hybrids,
@@ -28,8 +30,9 @@ from hybridtf.interop.families import (
 from hybridtf.interop.family import Family
 
 MODULES = (
-    decoders, scans, hybrids, bloom, cycles, decoders_more, delta, gemma, gpt, gpt_oss, griffin, hybrids_mamba2, indexed,
-    inkling, latents, lightning, local_global, olmo, qwen_hybrids, recurrent, windowed_experts, windows, zamba,
+    decoders, scans, hybrids, afmoe, bloom, cycles, decoders_more, delta, gemma, gpt, gpt_oss, griffin, hybrids_mamba2,
+    indexed, inkling, latents, lightning, llama4, local_global, olmo, qwen_hybrids, recurrent, windowed_experts, windows,
+    zamba,
 )
 """In this order an export looks for a family that has the model."""
 

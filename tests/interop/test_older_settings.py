@@ -1,0 +1,102 @@
+"""Settings as files before transformers 5 say them are the same recipe as today's, and what a family cannot say is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hybridtf.core import CheckpointError
+from hybridtf.interop import FAMILIES
+from hybridtf.interop.importing import recipe_of
+from hybridtf.interop.settings import Settings
+
+SIZES = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 6, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256,
+}
+YARN = {"factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 32, "attention_factor": 1.2}
+FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.5, 2.0, 2.5, 3.0]}
+LAYERS = ["sliding_attention"] * 5 + ["full_attention"]
+
+
+def model(name: str, **settings: Any) -> Any:
+    return recipe_of(FAMILIES[name], Settings({**SIZES, **settings}, "config.json")).model
+
+
+PAIRS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "gemma, by the name that means the other": (
+        "gemma", {"hidden_act": "gelu", "head_dim": 12}, {"hidden_act": "gelu_pytorch_tanh", "head_dim": 12},
+    ),
+    "gemma2 without layer_types": (
+        "gemma2", {"head_dim": 12, "hidden_act": "gelu_pytorch_tanh"},
+        {"head_dim": 12, "layer_types": ["sliding_attention", "full_attention"] * 3, "sliding_window": 4096},
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "rope_theta": 1e6, "rope_local_base_freq": 10000.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            "sliding_window_pattern": 6, "sliding_window": 8,
+        },
+        {
+            "layer_types": LAYERS, "sliding_window": 8, "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            },
+        },
+    ),
+    "olmo3, whose windows are not stretched": (
+        "olmo3", {"rope_theta": 500000, "rope_scaling": {"rope_type": "yarn", **YARN}, "layer_types": LAYERS},
+        {
+            "layer_types": LAYERS, "sliding_window": 4096, "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500000},
+                "full_attention": {"rope_type": "yarn", "rope_theta": 500000, **YARN},
+            },
+        },
+    ),
+    "phi3, by its first name of longrope": (
+        "phi3", {"rope_theta": 10000.0, "rope_scaling": {"type": "su", **FACTORS}, "original_max_position_embeddings": 32},
+        {
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "longrope", "rope_theta": 10000.0, **FACTORS, "original_max_position_embeddings": 32,
+            },
+        },
+    ),
+    "exaone4 with a pattern in letters": (
+        "exaone4", {"sliding_window_pattern": "LLG", "sliding_window": 8},
+        {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2, "sliding_window": 8},
+    ),
+    "cohere2 with a pattern": (
+        "cohere2", {"sliding_window_pattern": 3, "sliding_window": 8, "rotary_pct": 1.0, "use_parallel_block": True},
+        {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2, "sliding_window": 8},
+    ),
+    "gpt_oss": (
+        "gpt_oss", {"rope_theta": 150000, "rope_scaling": {"rope_type": "yarn", **YARN}, "initial_context_length": 4096},
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 150000, **YARN}, "sliding_window": 128},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PAIRS)
+def test_an_older_file_is_the_same_model(case: str) -> None:
+    name, older, today = PAIRS[case]
+    assert model(name, **older) == model(name, **today)
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+    ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
+    ("gpt_oss", {"swiglu_alpha": 1.5}, "swiglu_alpha is 1.5"),
+    ("cohere2", {"use_qk_norm": True}, "use_qk_norm is True"),
+    ("olmo3", {"layer_types": ["chunked_attention"] * 6}, "unknown ['chunked_attention']"),
+    ("llama4_text", {"no_rope_layers": [1]}, "no_rope_layers has 1 entries for 6 layers"),
+    ("afmoe", {"score_func": "softmax"}, "score_func is 'softmax'"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "why"), REFUSED, ids=[f"{name}-{next(iter(s))}" for name, s, _ in REFUSED])
+def test_what_a_family_cannot_say_is_refused(name: str, settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(CheckpointError) as refusal:
+        model(name, **settings)
+    assert why in str(refusal.value)
