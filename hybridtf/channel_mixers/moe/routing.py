@@ -39,6 +39,9 @@ class RouterOptions(ConfigTable):
     """Groups that a token may choose from, those with the best ``group_score``."""
     group_score: Literal["max", "top2"] = "max"
     """Of a group: its best expert's score, or the sum of its best two."""
+    n_always: int = Field(default=0, ge=0)
+    """The last so many of the experts serve every token beside the ``top_k``, which are chosen among the others; their weights
+    are made of their scores as all weights are (Inkling)."""
 
     @model_validator(mode="after")
     def _routes(self) -> Self:
@@ -47,6 +50,11 @@ class RouterOptions(ConfigTable):
         size = self.n_experts // self.n_groups
         if self.top_k_groups > self.n_groups:
             raise ValueError(f"top_k_groups = {self.top_k_groups} is more than n_groups = {self.n_groups}")
+        if self.n_always and (self.n_groups > 1 or self.top_k > self.n_experts - self.n_always):
+            raise ValueError(
+                f"n_always = {self.n_always} of n_experts = {self.n_experts} are not chosen: top_k = {self.top_k} has to fit in"
+                " the others, which have no groups"
+            )
         if self.top_k > self.top_k_groups * size:
             raise ValueError(
                 f"top_k = {self.top_k} is more than the {self.top_k_groups * size} experts that a token may choose from"
@@ -62,7 +70,8 @@ class RouterOptions(ConfigTable):
 
 
 class Routing(NamedTuple):
-    """``experts`` (n k) int64, all different in a row; ``weights`` (n k); ``probs`` (n e): scores that sum to 1."""
+    """``experts`` (n k) int64, all different in a row, those that always serve last; ``weights`` (n k); ``probs`` (n e): scores
+    that sum to 1."""
 
     experts: Tensor
     weights: Tensor
@@ -75,8 +84,12 @@ def route(logits: Tensor, options: RouterOptions, selection_bias: Tensor | None)
     # What is compared: a softmax over the chosen ones is not known yet, and has the order of the logits.
     compared = logits if options.scores == "softmax_top_k" else scores
     with torch.no_grad():
-        wanted = compared if selection_bias is None else compared + selection_bias.to(compared.dtype)
+        wanted = compared[..., : options.n_experts - options.n_always]
+        wanted = wanted if selection_bias is None else wanted + selection_bias.to(compared.dtype)
         experts = _within_groups(wanted, options).topk(options.top_k, -1).indices
+        if options.n_always:
+            always = torch.arange(wanted.shape[-1], options.n_experts, device=experts.device)
+            experts = torch.cat([experts, always.expand(len(experts), -1)], -1)
     weights = compared.gather(-1, experts)
     if options.scores == "softmax_top_k":
         weights = weights.softmax(-1)
