@@ -30,6 +30,7 @@ FORMS = {
     "weights on the input": {"weights_on": "input", "bias": True}, "shared and gated": {"d_ff_shared": 5, "shared_gate": True},
     "latent": {"d_latent": 4, "bias": True},
     "two that always serve": {"n_always": 2, "scores": "sigmoid", "selection_bias": "fixed", "routed_scale": 1.5},
+    "two that always serve, and groups": {"n_always": 2, "n_groups": 2, "top_k_groups": 1},
 }
 
 
@@ -58,10 +59,10 @@ def unit(config, gate, up):
 
 def chosen_by_hand(config, logits, bias):
     """Experts of one token, best first, by sorting in Python."""
-    compared = {"softmax": logits.softmax(0), "softmax_top_k": logits, "sigmoid": logits.sigmoid()}[config.scores]
     routed = config.n_experts - config.n_always
+    compared = {"softmax": logits.softmax(0), "softmax_top_k": logits, "sigmoid": logits.sigmoid()}[config.scores]
     wanted = (compared[:routed] if bias is None else compared[:routed] + bias).tolist()
-    size = config.n_experts // config.n_groups
+    size = routed // config.n_groups
     groups = [sorted(wanted[g * size : (g + 1) * size], reverse=True) for g in range(config.n_groups)]
     worth = [sum(group[: 2 if config.group_score == "top2" else 1]) for group in groups]
     allowed = sorted(range(config.n_groups), key=lambda g: -worth[g])[: config.top_k_groups]
@@ -277,7 +278,8 @@ def test_only_what_is_chosen_counts_as_load():
     ({"n_groups": 6, "top_k_groups": 1}, "top_k = 2 is more than the 1 experts"),
     ({"n_groups": 6, "top_k_groups": 2, "group_score": "top2"}, "groups of two"),
     ({"top_k": 1}, "the router no gradient"), ({"shared_gate": True}, "give d_ff_shared"),
-    ({"n_always": 5}, "top_k = 2 has to fit in the others"), ({"n_always": 2, "n_groups": 2}, "which have no groups"),
+    ({"n_always": 5}, "top_k = 2 is more than the 1 experts"), ({"n_always": 6}, "n_experts - n_always = 0 is not"),
+    ({"n_always": 1, "n_groups": 2}, "n_experts - n_always = 5 is not divisible by n_groups = 2"),
     ({"n_always": 2, "balance_loss": 0.1}, "with n_always some are not"),
     ({"gated": False, "limit": 2.0}, "options of gated experts"), ({"scores": "softmaxx"}, "Did you mean 'softmax'"),
 ])
