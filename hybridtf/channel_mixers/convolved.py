@@ -2,6 +2,8 @@
 
     y_t = s (z_t + sum_j w_j z_{t-j}),   z = channel_mixer(x);   s = 1, or 1 / sqrt(n + 1) with n taps (``scaled``)
 
+With ``learned_scale``, z is multiplied by a learned number first (Inkling).
+
 Held to transformers' layers of Inkling 2 (tests/blocks/test_inkling2_loop.py).
 """
 
@@ -9,10 +11,22 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
+import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
-from hybridtf.core import BuildContext, ChannelMixer, ChannelMixerConfig, Component, Segments, State, active, check_call
+from hybridtf.core import (
+    BuildContext,
+    ChannelMixer,
+    ChannelMixerConfig,
+    Component,
+    ParamSpec,
+    Segments,
+    State,
+    active,
+    check_call,
+    init,
+)
 from hybridtf.nn import ResidualConv
 
 
@@ -26,6 +40,8 @@ class ConvolvedConfig(ChannelMixerConfig):
     """Taps."""
     scaled: bool = False
     """Divides by the root of the number of terms (Inkling 2)."""
+    learned_scale: bool = False
+    """Multiplies by a learned number, 1 at the start, what goes into the convolution (Inkling)."""
 
     @classmethod
     def tiny(cls) -> Self:
@@ -43,9 +59,13 @@ class Convolved(ChannelMixer):
         super().__init__()
         self.config = config
         self.channel_mixer = part = config.channel_mixer.build(ctx.child("channel_mixer"))
+        self.scale = nn.Parameter(torch.empty(1, **ctx.factory)) if config.learned_scale else None
         self.out_conv = ResidualConv(ctx.child("out_conv"), config.d_conv, scaled=config.scaled)
         self.cannot, self.losses_cannot, self.reads, self.writes = part.cannot, part.losses_cannot, part.reads, part.writes
         self.losses, self.takes, self.uses_max_len = part.losses, part.takes, part.uses_max_len
+
+    def param_specs(self) -> dict[str, ParamSpec]:
+        return {} if self.scale is None else {"scale": ParamSpec("norm", init.constant(1.0))}
 
     def unread(self, edges: frozenset[str]) -> None:
         self.channel_mixer.unread(edges)
@@ -62,5 +82,6 @@ class Convolved(ChannelMixer):
         check_call(self, x, segments, state)
         inner, window = (None, None) if state is None else (state["channel_mixer"], state["out_conv"])
         z, inner, *extras = self.channel_mixer(x, segments=segments, state=inner, keep=keep, **edges)
+        z = z if self.scale is None else z * self.scale.to(z.dtype)
         y, window = self.out_conv.remembered(z, segments, window, keep)
         return (y, None if state is None else {"channel_mixer": inner, "out_conv": window}, *extras)

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hybridtf.channel_mixers import GLUConfig, MLPConfig
-from hybridtf.core import BuildContext, ConfigError, active
+from hybridtf.channel_mixers import ConvolvedConfig, GLUConfig, MLPConfig
+from hybridtf.core import BuildContext, ConfigError, active, init_parameters
 from hybridtf.nn import activation
 
 CTX = BuildContext(d_model=6, param_dtype=torch.float64)
@@ -80,3 +80,16 @@ def test_activations_against_transformers(ours, theirs):
 def test_an_unknown_activation_names_the_nearest():
     with pytest.raises(ConfigError, match=r"activation: .*'gelu'.*Did you mean 'gelu'\?"):
         MLPConfig(d_ff=4, activation="gellu")
+
+
+def test_a_learned_number_multiplies_what_is_convolved():
+    plain, scaled = (
+        ConvolvedConfig(channel_mixer=GLUConfig(d_ff=10), d_conv=3, learned_scale=learned).build(CTX)
+        for learned in (False, True)
+    )
+    init_parameters(scaled, 0)
+    plain.load_state_dict({name: value for name, value in scaled.state_dict().items() if name != "scale"})
+    torch.testing.assert_close(scaled(X)[0], plain(X)[0], rtol=0, atol=0)
+    with torch.no_grad():
+        scaled.scale.fill_(-2.5)
+    torch.testing.assert_close(scaled(X)[0], -2.5 * plain(X)[0])

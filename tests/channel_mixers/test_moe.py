@@ -32,6 +32,8 @@ FORMS = {
     "scaled gate": {"gate_scale": 0.7, "d_ff_shared": 4},
     "biases outside": {"d_latent": 4, "d_ff_shared": 5, "outer_bias": True},
     "none outside": {"bias": True, "d_ff_shared": 5, "outer_bias": False},
+    "two that always serve": {"n_always": 2, "scores": "sigmoid", "selection_bias": "fixed", "routed_scale": 1.5},
+    "two that always serve, and groups": {"n_always": 2, "n_groups": 2, "top_k_groups": 1},
 }
 
 
@@ -61,14 +63,15 @@ def unit(config, gate, up):
 
 def chosen_by_hand(config, logits, bias):
     """Experts of one token, best first, by sorting in Python."""
+    routed = config.n_experts - config.n_always
     compared = {"softmax": logits.softmax(0), "softmax_top_k": logits, "sigmoid": logits.sigmoid()}[config.scores]
-    wanted = (compared if bias is None else compared + bias).tolist()
-    size = config.n_experts // config.n_groups
+    wanted = (compared[:routed] if bias is None else compared[:routed] + bias).tolist()
+    size = routed // config.n_groups
     groups = [sorted(wanted[g * size : (g + 1) * size], reverse=True) for g in range(config.n_groups)]
     worth = [sum(group[: 2 if config.group_score == "top2" else 1]) for group in groups]
     allowed = sorted(range(config.n_groups), key=lambda g: -worth[g])[: config.top_k_groups]
-    experts = [e for e in range(config.n_experts) if e // size in allowed]
-    return sorted(experts, key=lambda e: -wanted[e])[: config.top_k], compared
+    experts = [e for e in range(routed) if e // size in allowed]
+    return [*sorted(experts, key=lambda e: -wanted[e])[: config.top_k], *range(routed, config.n_experts)], compared
 
 
 def by_token(mixer, x):
@@ -264,12 +267,24 @@ def test_compile_serves_other_loads_with_one_graph():
     torch._dynamo.reset()
 
 
+def test_only_what_is_chosen_counts_as_load():
+    mixer = build(n_always=2, scores="sigmoid", selection_bias="balanced").train()
+    assert mixer.selection.load.shape == (4,)
+    mixer(data(2, 5), segments=Segments.from_lengths([[5], [3]]))
+    assert int(mixer.selection.load.sum()) == 2 * 8
+    expert = sum(p.numel() for p in mixer.experts.parameters()) // 6
+    assert mixer.idle_parameters() == 2 * expert
+
+
 @pytest.mark.parametrize(("options", "message"), [
     ({"top_k": 7}, "top_k = 7 is more than the 6 experts"), ({"n_groups": 4}, "not divisible by n_groups = 4"),
     ({"n_groups": 2, "top_k_groups": 3}, "top_k_groups = 3 is more than n_groups = 2"),
     ({"n_groups": 6, "top_k_groups": 1}, "top_k = 2 is more than the 1 experts"),
     ({"n_groups": 6, "top_k_groups": 2, "group_score": "top2"}, "groups of two"),
     ({"top_k": 1}, "the router no gradient"), ({"shared_gate": True}, "give d_ff_shared"),
+    ({"n_always": 5}, "top_k = 2 is more than the 1 experts"), ({"n_always": 6}, "n_experts - n_always = 0 is not"),
+    ({"n_always": 1, "n_groups": 2}, "n_experts - n_always = 5 is not divisible by n_groups = 2"),
+    ({"n_always": 2, "balance_loss": 0.1}, "with n_always some are not"),
     ({"outer_bias": True}, "give d_ff_shared or d_latent"),
     ({"gated": False, "limit": 2.0}, "are of gated experts"), ({"scores": "softmaxx"}, "Did you mean 'softmax'"),
 ])

@@ -60,6 +60,8 @@ class MoEConfig(ChannelMixerConfig, ExpertOptions, RouterOptions):
     def _fits(self) -> Self:
         if self.shared_gate and not self.d_ff_shared:
             raise ValueError("shared_gate needs a shared expert: give d_ff_shared")
+        if self.n_always and self.balance_loss:
+            raise ValueError("balance_loss is for experts that are chosen; with n_always some are not")
         if not self.gated and (self.limit or self.up_shift or self.gate_softcap or self.up_softcap or self.gate_scale != 1.0):
             raise ValueError("gate_scale, limit, up_shift and softcaps are of gated experts; these are plain (gated = false)")
         if self.outer_bias is not None and not (self.d_ff_shared or self.d_latent):
@@ -89,7 +91,7 @@ class MoE(ChannelMixer):
         self.selection: SelectionBias | None = None
         if config.selection_bias != "none":
             step = config.bias_step if config.selection_bias == "balanced" else 0.0
-            self.selection = SelectionBias(config.n_experts, step, ctx)
+            self.selection = SelectionBias(config.n_experts - config.n_always, step, ctx)
         inner = ctx.child("experts", d_model=config.d_latent or ctx.d_model)
         self.experts = Experts(config, config.n_experts, inner, ends_branch=not config.d_latent)
         if config.d_latent:
@@ -111,7 +113,7 @@ class MoE(ChannelMixer):
     def idle_parameters(self) -> int:
         """Parameters that one token does not use: those of the experts that it does not choose."""
         total = sum(p.numel() for p in self.experts.parameters())
-        return total // self.config.n_experts * (self.config.n_experts - self.config.top_k)
+        return total // self.config.n_experts * (self.config.n_experts - self.config.top_k - self.config.n_always)
 
     def forward(
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, keep: int = 0
@@ -126,7 +128,8 @@ class MoE(ChannelMixer):
             pads = ~segments.real.flatten()[:, None]
             routing = routing._replace(experts=routing.experts.masked_fill(pads, self.config.n_experts))
         if self.selection is not None:
-            self.selection.count(routing.experts)
+            chosen = routing.experts[:, : self.config.top_k]
+            self.selection.count(chosen.clamp(max=len(self.selection.bias)) if self.config.n_always else chosen)
         y = self._routed(tokens, routing, x.shape[1])
         if self.shared is not None:
             extra = self.shared(tokens)[0]

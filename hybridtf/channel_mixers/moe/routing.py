@@ -39,12 +39,16 @@ class RouterOptions(ConfigTable):
     """Groups that a token may choose from, those with the best ``group_score``."""
     group_score: Literal["max", "top2"] = "max"
     """Of a group: its best expert's score, or the sum of its best two."""
+    n_always: int = Field(default=0, ge=0, examples=[3])
+    """The last so many of the experts serve every token beside the ``top_k``, which are chosen among the others; their weights
+    are made of their scores as all weights are (Inkling)."""
 
     @model_validator(mode="after")
     def _routes(self) -> Self:
-        if self.n_experts % self.n_groups:
-            raise ValueError(f"n_experts = {self.n_experts} is not divisible by n_groups = {self.n_groups}")
-        size = self.n_experts // self.n_groups
+        routed, name = self.n_experts - self.n_always, "n_experts - n_always" if self.n_always else "n_experts"
+        if routed < 1 or routed % self.n_groups:
+            raise ValueError(f"{name} = {routed} is not divisible by n_groups = {self.n_groups}")
+        size = routed // self.n_groups
         if self.top_k_groups > self.n_groups:
             raise ValueError(f"top_k_groups = {self.top_k_groups} is more than n_groups = {self.n_groups}")
         if self.top_k > self.top_k_groups * size:
@@ -53,7 +57,7 @@ class RouterOptions(ConfigTable):
             )
         if self.group_score == "top2" and size < 2:
             raise ValueError("group_score = 'top2' needs groups of two experts or more")
-        if self.top_k == 1 < self.n_experts and (self.normalize or self.scores == "softmax_top_k"):
+        if self.top_k == 1 < self.n_experts and not self.n_always and (self.normalize or self.scores == "softmax_top_k"):
             raise ValueError(
                 "top_k = 1 with weights that sum to 1 gives every token the weight 1, and the router no gradient; use "
                 "normalize = false with scores 'softmax' or 'sigmoid'"
@@ -62,7 +66,8 @@ class RouterOptions(ConfigTable):
 
 
 class Routing(NamedTuple):
-    """``experts`` (n k) int64, all different in a row; ``weights`` (n k); ``probs`` (n e): scores that sum to 1."""
+    """``experts`` (n k) int64, all different in a row, those that always serve last; ``weights`` (n k); ``probs`` (n e): scores
+    that sum to 1."""
 
     experts: Tensor
     weights: Tensor
@@ -75,8 +80,12 @@ def route(logits: Tensor, options: RouterOptions, selection_bias: Tensor | None)
     # What is compared: a softmax over the chosen ones is not known yet, and has the order of the logits.
     compared = logits if options.scores == "softmax_top_k" else scores
     with torch.no_grad():
-        wanted = compared if selection_bias is None else compared + selection_bias.to(compared.dtype)
+        wanted = compared[..., : options.n_experts - options.n_always]
+        wanted = wanted if selection_bias is None else wanted + selection_bias.to(compared.dtype)
         experts = _within_groups(wanted, options).topk(options.top_k, -1).indices
+        if options.n_always:
+            always = torch.arange(wanted.shape[-1], options.n_experts, device=experts.device)
+            experts = torch.cat([experts, always.expand(len(experts), -1)], -1)
     weights = compared.gather(-1, experts)
     if options.scores == "softmax_top_k":
         weights = weights.softmax(-1)
@@ -90,7 +99,7 @@ def _within_groups(wanted: Tensor, options: RouterOptions) -> Tensor:
     """``wanted`` (n e) with -inf for the experts of groups that are not among the best."""
     if options.top_k_groups == options.n_groups:
         return wanted
-    grouped = wanted.unflatten(-1, (options.n_groups, options.n_experts // options.n_groups))
+    grouped = wanted.unflatten(-1, (options.n_groups, wanted.shape[-1] // options.n_groups))
     best = grouped.amax(-1) if options.group_score == "max" else grouped.topk(2, -1).values.sum(-1)
     kept = best.topk(options.top_k_groups, -1).indices
     left_out = torch.ones_like(best, dtype=torch.bool).scatter(-1, kept, False)

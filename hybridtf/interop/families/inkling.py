@@ -1,4 +1,4 @@
-"""Inkling 2 and its loop: relative attention with short convolutions, attention residuals over groups of layers, experts."""
+"""Inkling, Inkling 2 and its loop: relative attention with short convolutions, experts, attention residuals."""
 
 from __future__ import annotations
 
@@ -250,7 +250,141 @@ def _loop_settings(config: LanguageModelConfig) -> Table:
     }
 
 
+# -- Inkling, the first ------------------------------------------------------------------------------------------------
+
+
+def _inkling(settings: Settings) -> Table:
+    n, norm = settings.count("num_hidden_layers"), parts.norm(settings)
+    near = settings.take("local_layer_ids", [i for i in range(n) if (i + 1) % 6], kind=list)
+    kinds = settings.take("layer_types", [SLIDING if i in near else FULL for i in range(n)], kind=list)
+    sparse = ["dense" if i < settings.take("dense_mlp_idx", 0, kind=int) else "sparse" for i in range(n)]
+    channels = settings.take("mlp_layer_types", sparse, kind=list)
+    if {len(kinds), len(channels)} != {n} or set(kinds) - {FULL, SLIDING} or set(channels) - {"dense", "sparse"}:
+        raise CheckpointError(
+            f"{settings.where}: layer_types ({FULL}, {SLIDING}) and mlp_layer_types (dense, sparse) need {n} entries each"
+        )
+    settings.passed_over("num_mtp_layers", "mtp_local_layer_ids", "mtp_hidden_states_first", "chain_hidden_post_norm")
+    settings.passed_over("number_of_conv_states", "rms_norm_eps_moe_gate")
+    made = {kind: _plain_attention(settings, kind, norm["eps"]) for kind in (FULL, SLIDING)}
+    layers = [
+        {"mixer": made[kind], "channel_mixer": _scaled(settings, channel), "norm": norm}
+        for kind, channel in zip(kinds, channels, strict=True)
+    ]
+    vocab = settings.count("vocab_size")
+    settings.only("unpadded_vocab_size", vocab)
+    head = {"type": "lm_head", "tied": False, "scale": 1.0 / settings.number("logits_mup_width_multiplier", 24.0)}
+    return {
+        **parts.ends(settings, tied=False), "stem": {"type": "token_embedding", "norm": norm}, "final_norm": norm, "head": head,
+        **stack_of(layers),
+    }
+
+
+def _plain_attention(settings: Settings, kind: str, eps: float) -> Table:
+    full = kind == FULL
+    at = "" if full else "swa_"
+    window, extent = settings.count("sliding_window_size", 512), settings.count("rel_extent", 1024)
+    floor, alpha = settings.count("log_scaling_n_floor", None), settings.number("log_scaling_alpha", 0.1)
+    table: Table = {
+        "type": "relative_attention", "n_heads": settings.count(f"{at}num_attention_heads", 64),
+        "n_kv_heads": settings.count(f"{at}num_key_value_heads", 8 if full else 16),
+        "head_dim": settings.count(f"{at}head_dim", 128), "d_rel": settings.count("d_rel", 16),
+        "d_conv": settings.count("conv_kernel_size", 4), "eps": eps, "rel_extent": extent if full else window,
+    }
+    if not full:
+        return {**table, "window": window}
+    return table if floor is None else {**table, "log_floor": floor, "log_alpha": alpha}
+
+
+def _scaled(settings: Settings, kind: str) -> Table:
+    settings.only("hidden_act", "silu")
+    settings.only("shared_expert_sink", True)
+    wide = settings.count("dense_intermediate_size", None)
+    narrow = settings.count("moe_intermediate_size", 3072)
+    d_ff = settings.count("intermediate_size", 24576)
+    narrow, wide = (narrow, d_ff) if wide is None else (d_ff, wide)
+    always = settings.count("n_shared_experts", 2)
+    experts = {
+        "type": "moe", "n_experts": settings.count("n_routed_experts", 256) + always, "n_always": always,
+        "top_k": settings.count("num_experts_per_tok", 6), "d_ff": narrow, "scores": "sigmoid", "selection_bias": "fixed",
+        "routed_scale": settings.number("route_scale", 8.0), "norm_eps": 0.0,
+    }
+    mixer = {"type": "swiglu", "d_ff": wide} if kind == "dense" else experts
+    return {"type": "convolved", "d_conv": settings.count("conv_kernel_size", 4), "learned_scale": True, "channel_mixer": mixer}
+
+
+def _link_inkling(links: WeightMap, config: LanguageModelConfig) -> None:
+    parts.link_ends(links, config)
+    links.same("stem.norm", "model.embed_tokens.embed_norm")
+    for i in range(len(config.layers())):
+        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
+        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
+        links.same(f"{ours}.channel_norm", f"{theirs}.post_attention_layernorm")
+        parts.link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn", r_proj="r_proj", rel_bank="rel_logits_proj.proj")
+        for role in ("k", "v"):
+            links.convolution(f"{ours}.mixer.{role}_conv", f"{theirs}.self_attn.{role}_sconv.conv1d")
+        links.convolution(f"{ours}.mixer.out_conv", f"{theirs}.attn_sconv.conv1d")
+        links.convolution(f"{ours}.channel_mixer.out_conv", f"{theirs}.mlp_sconv.conv1d")
+        channel, mlp = f"{ours}.channel_mixer.channel_mixer", f"{theirs}.mlp"
+        if links.has(f"{channel}.router"):
+            links.same(f"{ours}.channel_mixer.scale", f"{mlp}.gate.global_scale")
+            links.same(f"{channel}.router", f"{mlp}.gate")
+            links.same(f"{channel}.selection.bias", f"{mlp}.gate.e_score_correction_bias")
+            _link_all_experts(links, channel, mlp)
+        else:
+            links.same(f"{ours}.channel_mixer.scale", f"{mlp}.global_scale")
+            parts.link_gated(links, channel, mlp)
+
+
+def _link_all_experts(links: WeightMap, ours: str, theirs: str) -> None:
+    """Those that are chosen, gate and what it multiplies in one, and then those that always serve."""
+    n = links.own[f"{ours}.selection.bias"][0]
+
+    def read(x: list[Tensor]) -> list[Tensor]:
+        return [torch.cat([chosen, always]).mT for chosen, always in zip(x[0].chunk(2, 1), x[1:], strict=True)]
+
+    def write(x: list[Tensor]) -> list[Tensor]:
+        gate, up = (one.mT for one in x)
+        return [torch.cat([gate[:n], up[:n]], 1), gate[n:], up[n:]]
+
+    always = f"{theirs}.shared_experts"
+    names = [f"{theirs}.experts.gate_up_proj", f"{always}.gate_proj", f"{always}.up_proj"]
+    links.link([f"{ours}.experts.gate_proj", f"{ours}.experts.up_proj"], names, read, write)
+    links.link(
+        [f"{ours}.experts.down_proj"], [f"{theirs}.experts.down_proj", f"{always}.down_proj"], lambda x: [torch.cat(x).mT],
+        lambda x: [x[0][:n].mT, x[0][n:].mT],
+    )
+
+
+def _inkling_settings(config: LanguageModelConfig) -> Table:
+    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    kinds = [FULL if block.mixer.window is None else SLIDING for block in blocks]
+    inner = [block.channel_mixer.channel_mixer for block in blocks]
+    channels = ["sparse" if hasattr(one, "n_experts") else "dense" for one in inner]
+    head, mixer = config.head, blocks[0].mixer
+    found = {
+        **parts.ends_settings(config), "unpadded_vocab_size": config.vocab_size, "layer_types": kinds,
+        "mlp_layer_types": channels, "rms_norm_eps": blocks[0].norm.eps, "hidden_act": "silu", "d_rel": mixer.d_rel,
+        "conv_kernel_size": mixer.d_conv, "logits_mup_width_multiplier": _near(1.0 / head.scale), "shared_expert_sink": True,  # type: ignore[attr-defined]
+    }
+    for kind, one in zip(channels, inner, strict=True):
+        if kind == "dense":
+            found["intermediate_size"] = one.d_ff
+            continue
+        found |= {
+            "n_routed_experts": one.n_experts - one.n_always, "n_shared_experts": one.n_always,
+            "moe_intermediate_size": one.d_ff, "num_experts_per_tok": one.top_k, "route_scale": one.routed_scale,
+        }
+    heads = {name: value for name, value in _heads(blocks, kinds) if value is not None}
+    return {name: value for name, value in found.items() if name != "tie_word_embeddings"} | heads
+
+
+def _near(number: float) -> float:
+    """Without what rounding added to it."""
+    return float(f"{number:.14g}")
+
+
 FAMILIES = (
+    Family("inkling_text", "InklingForCausalLM", _inkling, _link_inkling, _inkling_settings),
     Family("inkling2_text", "Inkling2ForCausalLM", _inkling2, _link, _settings),
     Family("inkling2_loop_text", "Inkling2LoopForCausalLM", _inkling2_loop, _link, _loop_settings),
 )
