@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal, Self
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -40,6 +41,14 @@ class AttentionConfig(HeadsConfig):
     """What ``qk_norm`` is over: each head by itself, or all heads side by side (OLMo 2, OLMo Hybrid)."""
     output_gate: bool = False
     """Multiplies the heads' output by sigmoid(gate_proj(x)) before ``out_proj`` (https://arxiv.org/abs/2505.06708)."""
+    output_gate_per: Literal["channel", "head"] = "channel"
+    """A gate for each channel, or one for each head."""
+    output_gate_activation: Literal["sigmoid", "softplus"] = "sigmoid"
+    """What the gate goes through (softplus: Laguna)."""
+    v_dim: int | None = Field(default=None, gt=0)
+    """Width of a head's values (MiMo-V2). None: ``head_dim``."""
+    value_scale: float = Field(default=1.0, gt=0)
+    """Multiplies values (MiMo-V2)."""
     softcap: float | None = Field(default=None, gt=0)
     """Scores become softcap * tanh(score / softcap) (Gemma 2)."""
     sinks: bool = False
@@ -56,6 +65,7 @@ class AttentionConfig(HeadsConfig):
     ones; ``first``, ``later``: by name."""
 
     _without_qk_norm = idle_beside({"qk_norm": None}, "qk_norm_over")
+    _without_gate = idle_beside({"output_gate": False}, "output_gate_per", "output_gate_activation")
 
     @classmethod
     def tiny(cls) -> Self:
@@ -72,10 +82,10 @@ class Attention(HeadsMixer):
         self.window, self.softcap, self.scale, self.dropout = config.window, config.softcap, config.scale, config.dropout
         super().__init__(
             config, ctx, qkv_bias=config.qkv_bias, out_bias=config.out_bias, qk_norm=config.qk_norm,
-            qk_norm_over=config.qk_norm_over, features={"sinks"} if config.sinks else set(),
+            qk_norm_over=config.qk_norm_over, features={"sinks"} if config.sinks else set(), v_dim=config.v_dim,
         )
         self.config = config
-        inner = config.n_heads * self.head_dim
+        inner = config.n_heads * (self.v_dim if config.output_gate_per == "channel" else 1)
         self.gate_proj = nn.Linear(ctx.d_model, inner, bias=False, **ctx.factory) if config.output_gate else None
         self.sinks = nn.Parameter(torch.zeros(config.n_heads, **ctx.factory)) if config.sinks else None
         role = config.value_residual
@@ -94,7 +104,7 @@ class Attention(HeadsMixer):
         return {**specs, "sinks": ParamSpec("state", init.normal(0.02))} if self.sinks is not None else specs
 
     def edge_specs(self) -> dict[str, EdgeSpec]:
-        return {VALUES: EdgeSpec((self.n_kv_heads, self.head_dim))} if self.reads or self.writes else {}
+        return {VALUES: EdgeSpec((self.n_kv_heads, self.v_dim))} if self.reads or self.writes else {}
 
     def exchange(self, held: Held, edges: Edges, segments: Segments | None) -> tuple[Held, Edges]:
         if self.value_mix is None:
@@ -112,6 +122,14 @@ class Attention(HeadsMixer):
 
     def queries(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return self.q_proj(x), None if self.gate_proj is None else self.gate_proj(x)
+
+    def leave(self, y: Tensor, gate: Tensor | None) -> Tensor:
+        config = self.config
+        y = y if config.value_scale == 1.0 else y * config.value_scale
+        if gate is None or (config.output_gate_per == "channel" and config.output_gate_activation == "sigmoid"):
+            return super().leave(y, gate)
+        opened = torch.sigmoid(gate) if config.output_gate_activation == "sigmoid" else F.softplus(gate)
+        return super().leave(y * opened.unflatten(-1, (self.n_heads, -1)), None)
 
 
 PRESETS = (

@@ -79,27 +79,28 @@ class HeadProjections(SequenceMixer):
 
     ``q_width``: output width of ``q_proj``, where it has more than the queries. ``own_values``: the mixer makes its values
     itself, and there is no ``v_proj``. ``multiple``: query heads of width ``head_dim`` for each of the config's, and key heads
-    likewise.
+    likewise. ``v_dim``: width of a head's values, where it is not ``head_dim``.
     """
 
     def __init__(
         self, config: HeadCountsConfig, ctx: BuildContext, *, q_width: int | None = None, own_values: bool = False,
-        qkv_bias: bool = False, out_bias: bool = False, multiple: int = 1,
+        qkv_bias: bool = False, out_bias: bool = False, multiple: int = 1, v_dim: int | None = None,
     ) -> None:
         super().__init__()
         self.causal, self.head_dim = ctx.causal, config.width_in(ctx, multiple)
         self.n_heads, self.n_kv_heads = config.n_heads * multiple, config.kv_heads * multiple
+        self.v_dim = v_dim or self.head_dim
         inner, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         self.q_proj = nn.Linear(ctx.d_model, q_width or inner, bias=qkv_bias, **ctx.factory)
         self.k_proj = nn.Linear(ctx.d_model, kv, bias=qkv_bias, **ctx.factory)
         if not own_values:
-            self.v_proj = nn.Linear(ctx.d_model, kv, bias=qkv_bias, **ctx.factory)
-        self.out_proj = nn.Linear(inner, ctx.d_out or ctx.d_model, bias=out_bias, **ctx.factory)
+            self.v_proj = nn.Linear(ctx.d_model, self.n_kv_heads * self.v_dim, bias=qkv_bias, **ctx.factory)
+        self.out_proj = nn.Linear(self.n_heads * self.v_dim, ctx.d_out or ctx.d_model, bias=out_bias, **ctx.factory)
 
     def kernel_sizes(self) -> dict[str, int]:
         """Sizes of a call of the op."""
         return {
-            "n_heads": self.n_heads, "n_kv_heads": self.n_kv_heads, "head_dim": self.head_dim, "v_dim": self.head_dim,
+            "n_heads": self.n_heads, "n_kv_heads": self.n_kv_heads, "head_dim": self.head_dim, "v_dim": self.v_dim,
         }
 
     def param_specs(self) -> dict[str, ParamSpec]:
@@ -107,7 +108,7 @@ class HeadProjections(SequenceMixer):
 
     def held_shapes(self) -> dict[str, tuple[int, ...]]:
         """What is held of one token: shapes by name."""
-        return dict.fromkeys(("k", "v"), (self.n_kv_heads, self.head_dim))
+        return {"k": (self.n_kv_heads, self.head_dim), "v": (self.n_kv_heads, self.v_dim)}
 
     def split(self, projected: Tensor, norm: nn.Module | None = None) -> Tensor:
         """(b t h*k) to (b t h k), normalised where there is a norm."""

@@ -21,6 +21,14 @@ OPTIONS = {
         "n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "qk_norm": {"type": "rms_norm"}, "qk_norm_over": "heads",
     },
     "gate": {"n_heads": 2, "output_gate": True},
+    "gate of each head": {"n_heads": 3, "output_gate": True, "output_gate_per": "head"},
+    "softplus gate": {"n_heads": 3, "output_gate": True, "output_gate_activation": "softplus"},
+    "softplus gate of each head": {
+        "n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "output_gate": True, "output_gate_per": "head",
+        "output_gate_activation": "softplus",
+    },
+    "narrow values": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "v_dim": 5, "value_scale": 0.7, "output_gate": True},
+    "wide values, window": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 4, "v_dim": 7, "window": 4, "sinks": True},
     "softcap": {"n_heads": 2, "softcap": 1.5},
     "sinks": {"n_heads": 3, "sinks": True},
     "window, sinks, softcap": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "window": 3, "sinks": True, "softcap": 2.0},
@@ -40,7 +48,7 @@ def build(seed=0, **options):
 def by_hand(mixer, x):
     """One row (t d), one token and one head at a time."""
     config, hd, positions = mixer.config, mixer.head_dim, torch.arange(len(x))[None]
-    heads = lambda y, n: y.view(1, len(x), n, hd)  # noqa: E731
+    heads = lambda y, n: y.view(1, len(x), n, -1)  # noqa: E731
     q, k, v = (heads(p(x), n) for p, n in (
         (mixer.q_proj, config.n_heads), (mixer.k_proj, mixer.n_kv_heads), (mixer.v_proj, mixer.n_kv_heads)))
     if mixer.q_norm is not None:
@@ -61,8 +69,12 @@ def by_hand(mixer, x):
             extra = [mixer.sinks[h : h + 1]] if mixer.sinks is not None else []
             weights = torch.cat([scores, *extra]).softmax(0)[: t + 1 - first]
             out.append(weights @ v[0, first : t + 1, g])
-        y = torch.cat(out)
-        rows.append(y * torch.sigmoid(mixer.gate_proj(x[t])) if mixer.gate_proj is not None else y)
+        y = torch.cat(out) * config.value_scale
+        if mixer.gate_proj is not None:
+            act = torch.sigmoid if config.output_gate_activation == "sigmoid" else lambda z: (1 + z.exp()).log()
+            gate = act(mixer.gate_proj(x[t]))
+            y = y * (gate if config.output_gate_per == "channel" else gate.repeat_interleave(mixer.v_dim))
+        rows.append(y)
     return mixer.out_proj(torch.stack(rows))
 
 
