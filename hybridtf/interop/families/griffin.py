@@ -17,7 +17,8 @@ from hybridtf.models import LanguageModelConfig
 
 _NAMES = {
     "gate_proj": "linear_y", "in_proj": "linear_x", "out_proj": "linear_out", "rg_lru.Lambda": "rg_lru.recurrent_param",
-    "rg_lru.recurrence_gate.weight": "rg_lru.recurrent_gate_weight", "rg_lru.recurrence_gate.bias": "rg_lru.recurrent_gate_bias",
+    "rg_lru.recurrence_gate.weight": "rg_lru.recurrent_gate_weight",
+    "rg_lru.recurrence_gate.bias": "rg_lru.recurrent_gate_bias",
     "rg_lru.input_gate.weight": "rg_lru.input_gate_weight", "rg_lru.input_gate.bias": "rg_lru.input_gate_bias",
 }
 """Parts of the recurrent mixer, ours and theirs."""
@@ -84,7 +85,7 @@ def _settings(config: LanguageModelConfig) -> Table:
     blocks: list[Any] = [config.blocks[name] for name in config.layers()]
     recurrent = next((block.mixer for block in blocks if block.mixer.type == "griffin_recurrent"), None)
     attention = next((block.mixer for block in blocks if block.mixer.type != "griffin_recurrent"), None)
-    channel, head, mixer = blocks[0].channel_mixer, config.head, attention or recurrent
+    channel, head, mixer = blocks[0].channel_mixer, config.head, blocks[0].mixer
     found = {
         **parts.ends_settings(config), "rms_norm_eps": blocks[0].norm.eps, "intermediate_size": 2 * channel.d_ff,
         "hidden_activation": parts.activation_name(channel.activation), "num_attention_heads": mixer.n_heads,
