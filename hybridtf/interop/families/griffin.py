@@ -85,7 +85,8 @@ def _settings(config: LanguageModelConfig) -> Table:
     blocks: list[Any] = [config.blocks[name] for name in config.layers()]
     recurrent = next((block.mixer for block in blocks if block.mixer.type == "griffin_recurrent"), None)
     attention = next((block.mixer for block in blocks if block.mixer.type != "griffin_recurrent"), None)
-    channel, head, mixer = blocks[0].channel_mixer, config.head, blocks[0].mixer
+    mixer: Any = attention or recurrent
+    channel, head = blocks[0].channel_mixer, config.head
     found = {
         **parts.ends_settings(config), "rms_norm_eps": blocks[0].norm.eps, "intermediate_size": 2 * channel.d_ff,
         "hidden_activation": parts.activation_name(channel.activation), "num_attention_heads": mixer.n_heads,
