@@ -9,6 +9,7 @@ from typing import Any
 from hybridtf.core import CheckpointError
 from hybridtf.interop.settings import Settings
 
+_TYPES = ("default", "linear", "dynamic", "proportional", "llama3", "yarn", "longrope")
 _YARN = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate")
 
 
@@ -30,21 +31,25 @@ def rope(
     part = found.number("partial_rotary_factor", settings.number("partial_rotary_factor", fraction))
     if base != 10000.0:
         table["theta"] = base
-    if part != 1.0:
-        table["fraction"] = part
     scaling = _scaling(found, length)
+    if scaling is not None and scaling["type"] == "proportional":
+        scaling["turning"] = part
+    elif part != 1.0:
+        table["fraction"] = part
     return table if scaling is None else {**table, "scaling": scaling}
 
 
 def _scaling(found: Settings, length: int) -> dict[str, Any] | None:
     type_name = found.take("rope_type", found.take("type", "default", kind=str), kind=str)
     if type_name == "default":
-        found.passed_over("factor") if found.take("factor", 1.0) == 1.0 else None
+        found.only("factor", 1.0)
         return None
     original = found.count("original_max_position_embeddings", length)
     if type_name == "linear":
         found.passed_over("original_max_position_embeddings")
         return {"type": "linear", "factor": found.number("factor")}
+    if type_name == "proportional":
+        return {"type": "proportional", "factor": found.number("factor", 1.0)}
     if type_name == "dynamic":
         # Like longrope's choice, the base follows the length of a call, and held keys keep theirs: what transformers computes.
         return {"type": "dynamic_ntk", "factor": found.number("factor"), "original_max_len": original, "mode": "running"}
@@ -62,8 +67,7 @@ def _scaling(found: Settings, length: int) -> dict[str, Any] | None:
             "type": "longrope", "short_factor": found.take("short_factor", kind=list),
             "long_factor": found.take("long_factor", kind=list), "original_max_len": original, "mode": "running", **more,
         }
-    known = "default, linear, dynamic, llama3, yarn, longrope"
-    raise CheckpointError(f"{found.where}: rope_type {type_name!r} is not known; known: {known}")
+    raise CheckpointError(f"{found.where}: rope_type {type_name!r} is not known; known: {', '.join(_TYPES)}")
 
 
 def rope_settings(position: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,6 +80,9 @@ def rope_settings(position: Mapping[str, Any]) -> dict[str, Any]:
         name = scaling.pop("type")
         scaling.pop("mode", None)
         original = scaling.pop("original_max_len", None)
+        if name == "proportional":
+            found["partial_rotary_factor"] = scaling.pop("turning")
+            scaling = {key: value for key, value in scaling.items() if value != 1.0}
         found |= {key: value for key, value in scaling.items() if value is not None}
         found["rope_type"] = {"dynamic_ntk": "dynamic"}.get(name, name)
         if original is not None:

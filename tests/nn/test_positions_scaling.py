@@ -61,6 +61,13 @@ def test_linear(monkeypatch, d, theta, fraction, factor):
     same(rope(d, theta, fraction, type="linear", factor=factor), want)
 
 
+@pytest.mark.parametrize(("d", "theta", "fraction"), [*SIZES, (12, 1000.0, 0.4)])
+@pytest.mark.parametrize("factor", [1.0, 2.5])
+def test_proportional(monkeypatch, d, theta, fraction, factor):
+    want = theirs(monkeypatch, "proportional", d, theta, fraction, factor=factor)
+    same(rope(d, theta, type="proportional", turning=fraction, factor=factor), want)
+
+
 @pytest.mark.parametrize(("d", "theta", "fraction"), SIZES)
 def test_ntk_stretches_the_slowest_pair_by_its_factor_and_the_fastest_not_at_all(d, theta, fraction):
     plain, scaled = rope(d, theta, fraction), rope(d, theta, fraction, type="ntk", factor=6.0)
@@ -225,6 +232,8 @@ def test_scalings_that_do_not_fit_a_head_are_refused_when_built():
         rope(8, **LONG)
     with pytest.raises(ConfigError, match="scaling: changes the base, which a single pair"):
         rope(8, fraction=0.25, type="ntk", factor=2.0)
+    with pytest.raises(ConfigError, match=r"no pair of 4 turns with turning = 0\.2"):
+        rope(8, type="proportional", turning=0.2)
     with pytest.raises(ConfigError, match="theta other than 1"):
         rope(8, theta=1.0, **YARN)
 
@@ -237,7 +246,7 @@ def test_a_scaling_round_trips_and_has_a_schema():
         assert active()["positions"].make(table) == config
     choices = RopeConfig.model_json_schema()["properties"]["scaling"]["anyOf"][0]["oneOf"]
     assert {choice["properties"]["type"]["const"] for choice in choices} == {
-        "linear", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope",
+        "linear", "proportional", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope",
     }
     assert all(choice["additionalProperties"] is False and "type" in choice["required"] for choice in choices)
 

@@ -16,6 +16,7 @@ from hybridtf.interop.families import (
     indexed,
     inkling,
     latents,
+    lfm,
     lightning,
     llama4,
     local_global,
@@ -31,8 +32,8 @@ from hybridtf.interop.family import Family
 
 MODULES = (
     decoders, scans, hybrids, afmoe, bloom, cycles, decoders_more, delta, gemma, gpt, gpt_oss, griffin, hybrids_mamba2,
-    indexed, inkling, latents, lightning, llama4, local_global, olmo, qwen_hybrids, recurrent, windowed_experts, windows,
-    zamba,
+    indexed, inkling, latents, lfm, lightning, llama4, local_global, olmo, qwen_hybrids, recurrent, windowed_experts,
+    windows, zamba,
 )
 """In this order an export looks for a family that has the model."""
 

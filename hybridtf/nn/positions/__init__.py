@@ -15,6 +15,7 @@ from hybridtf.nn.positions.scaling import (
     Llama3Scaling,
     LongRopeScaling,
     NTKScaling,
+    ProportionalScaling,
     RopeScaling,
     YarnScaling,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "LongRopeScaling",
     "NTKScaling",
     "NoPositionConfig",
+    "ProportionalScaling",
     "Rope",
     "RopeConfig",
     "RopeScaling",

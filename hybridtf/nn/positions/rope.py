@@ -19,7 +19,7 @@ class RopeConfig(PositionConfig):
 
     ``fraction`` of each head is rotated, the rest passes. ``interleaved`` pairs neighbours (2i, 2i+1) as in the paper;
     otherwise the pairs are (i, i + width/2), as in GPT-NeoX and Llama. ``scaling`` stretches them beyond a trained length: a
-    table with its type, one of ``linear``, ``ntk``, ``dynamic_ntk``, ``yarn``, ``llama3``, ``longrope``.
+    table with its type, one of ``linear``, ``proportional``, ``ntk``, ``dynamic_ntk``, ``yarn``, ``llama3``, ``longrope``.
     """
 
     type: Literal["rope"] = "rope"

@@ -55,6 +55,26 @@ class LinearScaling(RopeScaling):
         return theta**-e / self.factor
 
 
+class ProportionalScaling(RopeScaling):
+    """The fastest pairs turn, a share ``turning`` of all, and the others stand still (LFM3, Gemma 4). A rotation's
+    ``fraction`` leaves channels out instead, and the pairs of the others have all frequencies."""
+
+    type: Literal["proportional"] = "proportional"
+    turning: float = Field(default=1.0, gt=0, le=1)
+    factor: float = Field(default=1.0, ge=1)
+    """Positions are divided by it."""
+
+    def fault(self, width: int, theta: float) -> str | None:
+        return None if self._pairs(width) else f"no pair of {width // 2} turns with turning = {self.turning}"
+
+    def _pairs(self, width: int) -> int:
+        return int(self.turning * width // 2)
+
+    def frequencies(self, e: Tensor, theta: float, length: Tensor | int) -> Tensor:
+        turns = torch.arange(e.shape[0], device=e.device) < self._pairs(2 * e.shape[0])
+        return torch.where(turns, theta**-e / self.factor, 0.0)
+
+
 class _WithBase(RopeScaling):
     """Scalings that change the base, so that the slowest pair turns slower by a given stretch and the fastest not at all."""
 
@@ -234,5 +254,5 @@ class LongRopeScaling(RopeScaling):
 
 
 SCALINGS: tuple[type[RopeScaling], ...] = (
-    LinearScaling, NTKScaling, DynamicNTKScaling, YarnScaling, Llama3Scaling, LongRopeScaling,
+    LinearScaling, ProportionalScaling, NTKScaling, DynamicNTKScaling, YarnScaling, Llama3Scaling, LongRopeScaling,
 )
