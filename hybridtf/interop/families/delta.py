@@ -98,7 +98,7 @@ def _olmo_settings(config: LanguageModelConfig) -> Table:
 # -- Kimi Linear -------------------------------------------------------------------------------------------------------
 
 
-def _sparse_layers(settings: Settings, first: int) -> list[bool]:
+def sparse_layers(settings: Settings, first: int) -> list[bool]:
     """Whether each layer has experts; ``first``: how many at the start have none, where nothing is said."""
     n, dense = settings.count("num_hidden_layers"), settings.take("first_k_dense_replace", first, kind=int)
     default = ["dense" if i < dense else "sparse" for i in range(n)]
@@ -111,7 +111,7 @@ def _either(settings: Settings, *names: str, default: Any) -> Any:
     return next((one for one in found if one is not None), default)
 
 
-def _deepseek_moe(settings: Settings, *, n_experts: int, d_ff: int, groups: tuple[int, int], scale: float) -> Table:
+def deepseek_moe(settings: Settings, *, n_experts: int, d_ff: int, groups: tuple[int, int], scale: float) -> Table:
     """Experts chosen by sigmoids and a bias, within groups. The numbers are for what is not said."""
     settings.only("moe_router_activation_func", "sigmoid")
     settings.only("score_function", "sigmoid")
@@ -119,7 +119,8 @@ def _deepseek_moe(settings: Settings, *, n_experts: int, d_ff: int, groups: tupl
     width = settings.count("moe_intermediate_size", d_ff)
     shared = _either(settings, "n_shared_experts", "num_shared_experts", default=1)
     table: Table = {
-        "type": "moe", "n_experts": _either(settings, "num_experts", "num_local_experts", default=n_experts), "d_ff": width,
+        "type": "moe", "d_ff": width,
+        "n_experts": _either(settings, "num_experts", "num_local_experts", "n_routed_experts", default=n_experts),
         "top_k": _either(settings, "num_experts_per_token", "num_experts_per_tok", default=8),
         "d_ff_shared": shared * width, "scores": "sigmoid", "selection_bias": "balanced", "group_score": "top2",
         "normalize": _either(settings, "moe_renormalize", "norm_topk_prob", default=True),
@@ -158,7 +159,7 @@ def _kimi_kinds(settings: Settings, said: Settings) -> list[str]:
 
 def _kimi(settings: Settings) -> Table:
     norm, said = parts.norm(settings, default=1e-5), settings.inner("linear_attn_config")
-    kinds, sparse = _kimi_kinds(settings, said), _sparse_layers(settings, 1)
+    kinds, sparse = _kimi_kinds(settings, said), sparse_layers(settings, 1)
     settings.only("hidden_act", "silu")
     settings.only("mla_use_nope", True)
     settings.only("num_nextn_predict_layers", 0)
@@ -169,7 +170,7 @@ def _kimi(settings: Settings) -> Table:
         "d_conv": said.count("short_conv_kernel_size", settings.count("linear_conv_kernel_dim", 4)), "eps": norm["eps"],
     }
     dense = parts.gated(settings, settings.count("intermediate_size", 9216))
-    experts = _deepseek_moe(settings, n_experts=256, d_ff=1024, groups=(1, 1), scale=2.446)
+    experts = deepseek_moe(settings, n_experts=256, d_ff=1024, groups=(1, 1), scale=2.446)
     mixers = {LINEAR: memory, FULL: _latent(settings, {"type": "none"})}
     layers = [
         {"mixer": mixers[kind], "channel_mixer": experts if sparse[i] else dense, "norm": norm} for i, kind in enumerate(kinds)
@@ -179,7 +180,8 @@ def _kimi(settings: Settings) -> Table:
     return {**ends, "max_seq_len": length, "final_norm": norm, **stack_of(layers)}
 
 
-def _link_latent(links: WeightMap, ours: str, theirs: str, out: str = "o_proj") -> None:
+def link_latent(links: WeightMap, ours: str, theirs: str, out: str = "o_proj") -> None:
+    """Latent attention; ``out``: how they call the projection out of it."""
     for one, other in (
         ("q_proj", "q_proj"), ("q_a_proj", "q_a_proj"), ("q_a_norm", "q_a_layernorm"), ("q_b_proj", "q_b_proj"),
         ("kv_a_proj", "kv_a_proj_with_mqa"), ("kv_a_norm", "kv_a_layernorm"), ("kv_b_proj", "kv_b_proj"), ("out_proj", out),
@@ -199,7 +201,7 @@ def _link_kimi(links: WeightMap, config: LanguageModelConfig) -> None:
             rates, heads = f"{ours}.mixer.A_log", block.mixer.value_heads
             links.turned(rates, f"{theirs}.self_attn.A_log", Tensor.flatten, lambda x, n=heads: x.view(1, 1, n, 1))  # type: ignore[misc]
         else:
-            _link_latent(links, f"{ours}.mixer", f"{theirs}.self_attn")
+            link_latent(links, f"{ours}.mixer", f"{theirs}.self_attn")
         at, there = f"{ours}.channel_mixer", f"{theirs}.block_sparse_moe"
         if not links.has(f"{at}.router"):
             parts.link_gated(links, at, f"{theirs}.mlp")
@@ -249,7 +251,7 @@ def _kimi_settings(config: LanguageModelConfig) -> Table:
 def _bailing(settings: Settings) -> Table:
     norm, n_heads = parts.norm(settings), settings.count("num_attention_heads", 32)
     n, period = settings.count("num_hidden_layers", 42), settings.count("layer_group_size", 6)
-    kinds, sparse = memories.layer_kinds(settings, (LINEAR, FULL), memories.every_other(n, period)), _sparse_layers(settings, 2)
+    kinds, sparse = memories.layer_kinds(settings, (LINEAR, FULL), memories.every_other(n, period)), sparse_layers(settings, 2)
     settings.only("hidden_act", "silu")
     settings.passed_over("mtp_loss_scaling_factor", "num_nextn_predict_layers", "num_mtp_layers")
     width, taps = settings.count("head_dim", 128), settings.count("short_conv_kernel_size", 4)
@@ -262,7 +264,7 @@ def _bailing(settings: Settings) -> Table:
         memory["decay_floor"] = floor
     position = {**rope(settings, theta=6e6), "interleaved": True}
     dense = parts.gated(settings, settings.count("intermediate_size", 6144))
-    experts = _deepseek_moe(settings, n_experts=512, d_ff=768, groups=(8, 4), scale=2.5)
+    experts = deepseek_moe(settings, n_experts=512, d_ff=768, groups=(8, 4), scale=2.5)
     mixers = {LINEAR: memory, FULL: {**_latent(settings, position), "head_gate": True}}
     layers = [
         {"mixer": mixers[kind], "channel_mixer": experts if sparse[i] else dense, "norm": norm} for i, kind in enumerate(kinds)
@@ -284,7 +286,7 @@ def _link_bailing(links: WeightMap, config: LanguageModelConfig) -> None:
             memories.link_kda(links, at, there, out="dense")
             links.same(f"{at}.A_log", f"{there}.A_log")
         else:
-            _link_latent(links, at, there, "dense")
+            link_latent(links, at, there, "dense")
             links.same(f"{at}.gate_proj", f"{there}.g_proj")
         at, there = f"{ours}.channel_mixer", f"{theirs}.mlp"
         if not links.has(f"{at}.router"):
