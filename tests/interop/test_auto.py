@@ -436,6 +436,16 @@ def test_assisted_decoding_is_refused_where_a_part_cannot_go_back():
     assert not model(torch.tensor([[1, 2]])).cache.is_croppable
 
 
+def test_a_model_that_cannot_be_cut_has_no_cache():
+    model = wrapped()
+    want = continued(model, torch.tensor([[1, 2]]), new=4)
+    model.model.stack.cannot = {"cut": "it sees the end"}
+    assert model(torch.tensor([[1, 2]])).cache is None
+    with pytest.raises(ConfigError, match=r"a cache is not possible with this model: stack .* it sees the end"):
+        continued(model, torch.tensor([[1, 2]]), new=4)
+    assert torch.equal(continued(model, torch.tensor([[1, 2]]), new=4, use_cache=False), want)
+
+
 # -- training ----------------------------------------------------------------------------------------------------------
 
 
@@ -488,6 +498,32 @@ def test_the_trainer_trains_a_classifier(tmp_path):
     assert after < before
     trainer.save_model(tmp_path / "saved")
     same_weights(model, HybridTFForSequenceClassification.from_pretrained(tmp_path / "saved"))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [HybridTFForCausalLM, HybridTFForSequenceClassification])
+def test_accumulated_batches_are_one_batch(tmp_path, kind):
+    """Rows score different numbers of tokens, so that a mean of means would differ."""
+    pytest.importorskip("accelerate", reason="the trainer needs accelerate")
+    base = kind(HybridTFConfig.from_recipe(language_model("e").config, num_labels=3)).double()
+    data = rows(8, labels=None if kind is HybridTFForCausalLM else lambda i: torch.tensor(i % 3))
+    for i, row in enumerate(data if kind is HybridTFForCausalLM else ()):
+        row["labels"] = row["labels"].clone()
+        row["labels"][:i] = -100
+    base.config.loss_weights = {"balance": 0.0}  # its loss is that of one call, by its nature
+    ends = []
+    for size, n in ((8, 1), (4, 2)):
+        model = copy.deepcopy(base)
+        args = transformers.TrainingArguments(
+            output_dir=str(tmp_path), max_steps=1, per_device_train_batch_size=size, gradient_accumulation_steps=n,
+            report_to=[], learning_rate=1.0, optim="sgd", max_grad_norm=0, use_cpu=True, save_strategy="no",
+            disable_tqdm=True, seed=1,
+        )
+        transformers.Trainer(model=model, args=args, train_dataset=data).train()
+        ends.append(model)
+    for one, other in zip(ends[0].parameters(), ends[1].parameters(), strict=True):
+        close(one.detach(), other.detach())
+    assert any(not torch.equal(a, b) for a, b in zip(ends[0].parameters(), base.parameters(), strict=True))
 
 
 # -- classification ----------------------------------------------------------------------------------------------------

@@ -120,6 +120,9 @@ class HybridTFForCausalLM(HybridTFPreTrainedModel, GenerationMixin):  # type: ig
     ``logits_to_keep = 1`` gives the scores after each row's last real token, so that prompts may be padded on either side.
     """
 
+    accepts_loss_kwargs = True
+    """A trainer that accumulates tells how many tokens its step scores."""
+
     def __init__(self, config: HybridTFConfig, model: LanguageModel | None = None) -> None:
         super().__init__(config, model)
         if self.model.head.scores != "next":
@@ -231,6 +234,8 @@ class HybridTFForSequenceClassification(HybridTFPreTrainedModel):
     """
 
     _keys_to_ignore_on_load_unexpected = (r"^model\.head\.",)
+    accepts_loss_kwargs = False
+    """The loss is a mean over the rows of its batch, and a trainer that accumulates divides it."""
 
     def __init__(self, config: HybridTFConfig) -> None:
         super().__init__(config)
@@ -250,7 +255,7 @@ class HybridTFForSequenceClassification(HybridTFPreTrainedModel):
         labels: Tensor | None = None, return_dict: bool | None = None, **more: Any,
     ) -> SequenceClassifierOutputWithPast | tuple[Any, ...]:
         """Scores (b labels). Without a mask every token is real."""
-        refuse_unknown(self.config, more, known=("num_items_in_batch", "use_cache"))
+        refuse_unknown(self.config, more, known=("use_cache",))
         every, _, segments = columns(input_ids, attention_mask, None)
         check_positions(position_ids, every, input_ids.shape[1])
         out = self.model(input_ids, segments=segments, logits="last")
