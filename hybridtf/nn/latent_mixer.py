@@ -14,7 +14,7 @@ Axes: b batch, t time, s held tokens, d d_model, h heads, r kv_lora_rank, n qk_n
 from __future__ import annotations
 
 import math
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -61,15 +61,15 @@ class LatentConfig(SequenceMixerConfig):
     where positions are stretched by ``yarn`` with an mscale_all_dim."""
     bias: bool = False
     """On kv_a_proj, q_a_proj and out_proj."""
-    output_gate: bool = False
-    """Multiplies the heads' output by sigmoid(gate_proj(c)) before ``out_proj``, c the queries' latent, normed and as it was,
-    side by side; ``q_b_proj`` then reads both as well (A.X-K2)."""
+    output_gate: Literal["none", "input", "latent"] = "none"
+    """Multiplies the heads' output by sigmoid(gate_proj(c)) before ``out_proj``. ``input``: c is x (HY-V4); ``latent``: c is
+    the queries' latent, normed and as it was, side by side, and ``q_b_proj`` reads both as well (A.X-K2)."""
     kernel: str = "auto"
 
     @model_validator(mode="after")
     def _gate_has_a_latent(self) -> Self:
-        if self.output_gate and self.q_lora_rank is None:
-            raise ValueError("output_gate is of the queries' latent: give q_lora_rank")
+        if self.output_gate == "latent" and self.q_lora_rank is None:
+            raise ValueError("output_gate = 'latent' is of the queries' latent: give q_lora_rank")
         return self
 
 
@@ -101,15 +101,16 @@ class LatentMixer(SoftmaxMixer):
 
     def _queries(self, config: LatentConfig, ctx: BuildContext) -> None:
         wide, rank = config.n_heads * self.qk_dim, config.q_lora_rank
-        self.gate_proj: nn.Linear | None = None
+        both = config.output_gate == "latent"
         self.q_proj = nn.Linear(ctx.d_model, wide, bias=False, **ctx.factory) if rank is None else None
         if rank is not None:
             self.q_a_proj = nn.Linear(ctx.d_model, rank, bias=config.bias, **ctx.factory)
             self.q_a_norm = config.norm.build(ctx.child("q_a_norm", d_model=rank))
-            read = 2 * rank if config.output_gate else rank
-            self.q_b_proj = nn.Linear(read, wide, bias=False, **ctx.factory)
-            if config.output_gate:
-                self.gate_proj = nn.Linear(read, config.n_heads * config.v_dim, bias=False, **ctx.factory)
+            self.q_b_proj = nn.Linear(2 * rank if both else rank, wide, bias=False, **ctx.factory)
+        self.gate_proj: nn.Linear | None = None
+        if config.output_gate != "none":
+            read = 2 * rank if both and rank is not None else ctx.d_model
+            self.gate_proj = nn.Linear(read, config.n_heads * config.v_dim, bias=False, **ctx.factory)
 
     def param_specs(self) -> dict[str, ParamSpec]:
         return {"out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)}
@@ -132,12 +133,14 @@ class LatentMixer(SoftmaxMixer):
 
     def _asked(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """(b t d) to the queries of all heads side by side, the gates where there are any, and what the queries are of."""
+        of_latent = self.config.output_gate == "latent"
+        gate = None if self.gate_proj is None or of_latent else self.gate_proj(x)
         if self.q_proj is not None:
-            return self.q_proj(x), None, x
+            return self.q_proj(x), gate, x
         plain = self.q_a_proj(x)
         source = self.q_a_norm(plain)
-        if self.gate_proj is None:
-            return self.q_b_proj(source), None, source
+        if self.gate_proj is None or not of_latent:
+            return self.q_b_proj(source), gate, source
         both = torch.cat([source, plain], dim=-1)
         return self.q_b_proj(both), self.gate_proj(both), source
 

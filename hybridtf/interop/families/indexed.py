@@ -1,7 +1,8 @@
-"""Latent attention to the tokens that an indexer chooses: DeepSeek-V3.2, GLM-5, A.X-K2."""
+"""Latent attention to the tokens that an indexer chooses: DeepSeek-V3.2, GLM-5, A.X-K2, HY-V4."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ def _model(
         "kv_lora_rank": settings.count("kv_lora_rank"), "qk_nope_head_dim": plain, "qk_rope_head_dim": told,
         "v_dim": settings.count("v_head_dim"), "position": {**position, "interleaved": True},
         "norm": {"type": "rms_norm", "eps": 1e-6}, "bias": settings.flag("attention_bias", False),
-        "output_gate": bool(gate_rank),
+        "output_gate": "latent" if gate_rank else "none",
     }
     indexer = {
         "index_n_heads": settings.count("index_n_heads"), "index_head_dim": settings.count("index_head_dim", 128),
@@ -102,12 +103,38 @@ def _glm(settings: Settings) -> Table:
     said = ["full" if max(i - offset + 1, 0) % max(often, 1) == 0 else "shared" for i in range(n)]
     if pattern is not None:
         said = [{"F": "full", "S": "shared"}.get(kind, kind) for kind in pattern]
-    kinds = settings.take("indexer_types", said, kind=list)
+    return _model(settings, _choices(settings, said), interleaved=True, eps=1e-5)
+
+
+def _choices(settings: Settings, said: list[Any]) -> list[str]:
+    """What each layer does with a choice, by the kind of its indexer; ``said``: where the settings do not say."""
+    kinds, n = settings.take("indexer_types", said, kind=list), settings.count("num_hidden_layers")
     if len(kinds) != n or set(kinds) - {"full", "shared"}:
         raise CheckpointError(f"{settings.where}: indexer_types is {kinds}; {n} of full and shared are wanted")
     followed = [kind == "full" and after == "shared" for kind, after in zip(kinds, [*kinds[1:], "full"], strict=True)]
-    choices = ["write" if read else "own" if kind == "full" else "read" for kind, read in zip(kinds, followed, strict=True)]
-    return _model(settings, choices, interleaved=True, eps=1e-5)
+    return ["write" if read else "own" if kind == "full" else "read" for kind, read in zip(kinds, followed, strict=True)]
+
+
+def _hy(settings: Settings) -> Table:
+    n = settings.count("num_hidden_layers")
+    settings.passed_over("learnable_sink_init")
+    eps = settings.number("rms_norm_eps", 1e-5)
+    said = ["full" if i == 0 or (i - 1) % 4 == 0 else "shared" for i in range(n)]
+    table = _model(settings, _choices(settings, said), eps=1e-5, dense_first=1)
+    streams = {
+        "type": "mhc", "mixing": "none", "n_streams": settings.count("hc_mult", 4), "norm_eps": eps,
+        "magnitude": settings.number("hc_magnitude", 2.0), "eps": settings.number("hc_eps", 1e-6),
+    }
+    limit = settings.number("swiglu_limit", 10.0)
+    for block in table["blocks"].values():
+        block |= streams
+        position = {**block["mixer"]["position"], "interleaved": False}
+        block["mixer"] |= {"output_gate": "input", "sinks": True, "position": position}
+        if block["mixer"]["index_choice"] != "read":
+            block["mixer"]["index_k_norm"] = {"type": "layer_norm", "eps": eps}
+        if block["channel_mixer"]["type"] == "moe":
+            block["channel_mixer"] |= {"limit": limit, "limit_shared": False}
+    return {**table, "merge": {"type": "sigmoid", "eps": streams["eps"], "norm_eps": eps}}
 
 
 _NAMES = {
@@ -192,8 +219,63 @@ def _axk2_settings(config: LanguageModelConfig) -> Table:
     return {**_deepseek_settings(config), "gated_norm_rank": block.mixer_norm.gate_rank}
 
 
+_HY_NAMES = {"proj": "fn", "bias": "base", "scale": "scale"}
+
+
+def _link_hy(links: WeightMap, config: LanguageModelConfig) -> None:
+    parts.link_ends(links, config)
+    for one, other in _HY_NAMES.items():
+        links.same(f"stack.merge.streams.logits.{one}", f"model.hc_pre.hc_head.hc_head_{other}")
+    for i, name in enumerate(config.layers()):
+        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
+        block: Any = config.blocks[name]
+        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
+        links.same(f"{ours}.channel_norm", f"{theirs}.post_attention_layernorm")
+        for one, other in _HY_NAMES.items():
+            links.same(f"{ours}.mixer_streams.logits.{one}", f"{theirs}.hc_pre.hc_attn_layer.hc_{other}")
+            links.same(f"{ours}.channel_streams.logits.{one}", f"{theirs}.hc_pre.hc_mlp_layer.hc_{other}")
+        _link_hy_mixer(links, f"{ours}.mixer", f"{theirs}.self_attn", block.mixer)
+        if not links.has(f"{ours}.channel_mixer.router"):
+            parts.link_gated(links, f"{ours}.channel_mixer", f"{theirs}.mlp", gate="linear_gate")
+            continue
+        links.same(f"{ours}.channel_mixer.router", f"{theirs}.mlp.gate")
+        links.same(f"{ours}.channel_mixer.selection.bias", f"{theirs}.mlp.gate.e_score_correction_bias")
+        parts.link_packed_experts(links, f"{ours}.channel_mixer.experts", f"{theirs}.mlp.experts")
+        parts.link_gated(links, f"{ours}.channel_mixer.shared", f"{theirs}.mlp.shared_experts", gate="linear_gate")
+
+
+def _link_hy_mixer(links: WeightMap, ours: str, theirs: str, mixer: Any) -> None:
+    """The indexer tells positions on its last channels there, and on its first here."""
+    for one, other in {**_NAMES, "q_b_proj": "q_b_proj", "gate_proj": "linear_gate", "sinks": "learnable_sink_param"}.items():
+        if not one.startswith("indexer.") or one == "indexer.weights_proj":
+            links.same(f"{ours}.{one}", f"{theirs}.{other}")
+            continue
+        for rest in (".weight", ".bias"):
+            if links.has(f"{ours}.{one}{rest}"):
+                width, told = mixer.index_head_dim, mixer.qk_rope_head_dim
+                links.turned(
+                    f"{ours}.{one}{rest}", f"{theirs}.{other}{rest}",
+                    partial(_rolled, width=width, by=told), partial(_rolled, width=width, by=-told),
+                )
+
+
+def _rolled(x: Tensor, width: int, by: int) -> Tensor:
+    """Channels of heads of that width, moved on."""
+    return x.unflatten(0, (-1, width)).roll(by, 1).flatten(0, 1)
+
+
+def _hy_settings(config: LanguageModelConfig) -> Table:
+    block: Any = config.blocks[config.layers()[0]]
+    moe: Any = next(b for name in config.layers() if (b := getattr(config.blocks[name], "channel_mixer")).type == "moe")  # noqa: B009
+    return {
+        **_glm_settings(config), "hc_mult": block.n_streams, "hc_magnitude": block.magnitude, "hc_eps": block.eps,
+        "swiglu_limit": moe.limit, **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0),
+    }
+
+
 FAMILIES = (
     Family("deepseek_v32", "DeepseekV32ForCausalLM", _deepseek, _link, _deepseek_settings),
     Family("glm_moe_dsa", "GlmMoeDsaForCausalLM", _glm, _link, _glm_settings),
     Family("axk2", "AXK2ForCausalLM", _axk2, _link, _axk2_settings),
+    Family("hy_v4", "HYV4ForCausalLM", _hy, _link_hy, _hy_settings),
 )
