@@ -261,7 +261,8 @@ def _link_hy_mixer(links: WeightMap, ours: str, theirs: str, mixer: Any) -> None
 
 def _rolled(x: Tensor, width: int, by: int) -> Tensor:
     """Channels of heads of that width, moved on."""
-    return x.unflatten(0, (-1, width)).roll(by, 1).flatten(0, 1)
+    rolled: Tensor = x.unflatten(0, (-1, width)).roll(by, 1).flatten(0, 1)
+    return rolled
 
 
 def _hy_settings(config: LanguageModelConfig) -> Table:
