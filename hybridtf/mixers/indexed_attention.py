@@ -22,14 +22,14 @@ Axes: b batch, t time, s held tokens, d d_model, h heads, n choices, r kv_lora_r
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from hybridtf.core import BuildContext, Component, NormConfig, Preset, raw_weight
-from hybridtf.nn import HeadsConfig, HeadsMixer, IndexedConfig, IndexedMixer, LatentConfig, LatentMixer
+from hybridtf.core import BuildContext, Component, NormConfig, ParamSpec, Preset, init, raw_weight
+from hybridtf.nn import HeadsConfig, HeadsMixer, IndexedConfig, IndexedMixer, LatentConfig, LatentMixer, accumulation_dtype
 from hybridtf.ops.block_sparse_attention import Held
 
 
@@ -93,6 +93,8 @@ class IndexedMLAConfig(IndexedConfig, LatentConfig):
 
     q_lora_rank: int | None = Field(default=None, gt=0)
     """Width of the queries' latent (1536 in V3.2). None: queries, and those of the indexer, of x itself."""
+    sinks: bool = False
+    """A learned logit per head that takes weight and gives nothing (HY-V4)."""
 
     @classmethod
     def tiny(cls) -> Self:
@@ -114,20 +116,27 @@ class IndexedMLA(IndexedMixer, LatentMixer):
 
     def __init__(self, config: IndexedMLAConfig, ctx: BuildContext) -> None:
         LatentMixer.__init__(self, config, ctx)
+        self.sinks = nn.Parameter(torch.zeros(config.n_heads, **ctx.factory)) if config.sinks else None
         self.add_indexer(config, ctx, config.q_lora_rank or ctx.d_model, config.qk_rope_head_dim)
+
+    def param_specs(self) -> dict[str, ParamSpec]:
+        specs = super().param_specs()
+        return specs if self.sinks is None else {**specs, "sinks": ParamSpec("state", init.normal(0.02))}
 
     def held_shapes(self) -> dict[str, tuple[int, ...]]:
         return {**LatentMixer.held_shapes(self), **self.index_shapes()}
 
     def look(self, q: Tensor, held: Held, index: Tensor) -> tuple[Tensor, Tensor]:
         latent, weight = held.data["latent"].to(q.dtype), raw_weight(self.kv_b_proj)
-        options = {"scale": self.scale, "n_tokens": q.shape[1]}
+        options: dict[str, Any] = {"scale": self.scale, "n_tokens": q.shape[1]}
+        if self.sinks is not None:
+            options["outside"] = self.sinks.to(accumulation_dtype(q.dtype)).expand(q.shape[:3])
         if weight is None:
-            y, mass = self.attention(q, *self.made(latent), index, held.places, **options)
+            y, mass, *_ = self.attention(q, *self.made(latent), index, held.places, **options)
             return y, mass
         q, of_values = self.absorbed(q, weight)
         values = latent[..., : self.config.kv_lora_rank]
-        y, mass = self.attention(q, latent[:, :, None], values[:, :, None], index, held.places, **options)
+        y, mass, *_ = self.attention(q, latent[:, :, None], values[:, :, None], index, held.places, **options)
         return torch.einsum("bthr,hvr->bthv", y, of_values), mass
 
 

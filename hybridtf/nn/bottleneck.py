@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hybridtf.core import BuildContext
 
-_BETWEEN = {"tanh": torch.tanh, "sigmoid": torch.sigmoid}
+_BETWEEN: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "sigmoid": torch.sigmoid, "silu": F.silu}
 
 
 class Bottleneck(nn.Module):
     """up_proj(act(down_proj(x))), from ``ctx.d_model`` over ``rank`` to ``d_out``; ``bias``: of ``up_proj``."""
 
     def __init__(
-        self, ctx: BuildContext, rank: int, d_out: int, *, bias: bool, between: Literal["tanh", "sigmoid"] | None = None
+        self, ctx: BuildContext, rank: int, d_out: int, *, bias: bool, between: Literal["tanh", "sigmoid", "silu"] | None = None
     ) -> None:
         super().__init__()
         self.between = between

@@ -14,9 +14,10 @@ Axes: b batch, t time, s held tokens, d d_model, h heads, r kv_lora_rank, n qk_n
 from __future__ import annotations
 
 import math
+from typing import Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from hybridtf.core import (
@@ -60,7 +61,16 @@ class LatentConfig(SequenceMixerConfig):
     where positions are stretched by ``yarn`` with an mscale_all_dim."""
     bias: bool = False
     """On kv_a_proj, q_a_proj and out_proj."""
+    output_gate: Literal["none", "input", "latent"] = "none"
+    """Multiplies the heads' output by sigmoid(gate_proj(c)) before ``out_proj``. ``input``: c is x (HY-V4); ``latent``: c is
+    the queries' latent, normed and as it was, side by side, and ``q_b_proj`` reads both as well (A.X-K2)."""
     kernel: str = "auto"
+
+    @model_validator(mode="after")
+    def _gate_has_a_latent(self) -> Self:
+        if self.output_gate == "latent" and self.q_lora_rank is None:
+            raise ValueError("output_gate = 'latent' is of the queries' latent: give q_lora_rank")
+        return self
 
 
 class LatentMixer(SoftmaxMixer):
@@ -91,11 +101,16 @@ class LatentMixer(SoftmaxMixer):
 
     def _queries(self, config: LatentConfig, ctx: BuildContext) -> None:
         wide, rank = config.n_heads * self.qk_dim, config.q_lora_rank
+        both = config.output_gate == "latent"
         self.q_proj = nn.Linear(ctx.d_model, wide, bias=False, **ctx.factory) if rank is None else None
         if rank is not None:
             self.q_a_proj = nn.Linear(ctx.d_model, rank, bias=config.bias, **ctx.factory)
             self.q_a_norm = config.norm.build(ctx.child("q_a_norm", d_model=rank))
-            self.q_b_proj = nn.Linear(rank, wide, bias=False, **ctx.factory)
+            self.q_b_proj = nn.Linear(2 * rank if both else rank, wide, bias=False, **ctx.factory)
+        self.gate_proj: nn.Linear | None = None
+        if config.output_gate != "none":
+            read = 2 * rank if both and rank is not None else ctx.d_model
+            self.gate_proj = nn.Linear(read, config.n_heads * config.v_dim, bias=False, **ctx.factory)
 
     def param_specs(self) -> dict[str, ParamSpec]:
         return {"out_proj.weight": ParamSpec("matrix", fan_in(self.out_proj.weight), residual=True)}
@@ -107,15 +122,27 @@ class LatentMixer(SoftmaxMixer):
         self, x: Tensor, positions: Tensor, segments: Segments | None, leaf: Growing | Ring | None
     ) -> Projected:
         config = self.config
-        source = x if self.q_proj is not None else self.q_a_norm(self.q_a_proj(x))
-        flat = self.q_b_proj(source) if self.q_proj is None else self.q_proj(source)
+        flat, gate, source = self._asked(x)
         q, q_rope = flat.unflatten(-1, (config.n_heads, self.qk_dim)).split(
             [config.qk_nope_head_dim, config.qk_rope_head_dim], dim=-1
         )
         latent, k_rope = self.kv_a_proj(x).split([*self.splits["kv_a_proj"].values()], dim=-1)
         q_rope, k_rope = told(self.position, q_rope, k_rope[:, :, None], positions, segments, leaf)
         held = torch.cat([self.kv_a_norm(latent), k_rope[:, :, 0]], dim=-1)
-        return Projected(torch.cat([q, q_rope], dim=-1), {"latent": held}, source=source)
+        return Projected(torch.cat([q, q_rope], dim=-1), {"latent": held}, gate, source)
+
+    def _asked(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """(b t d) to the queries of all heads side by side, the gates where there are any, and what the queries are of."""
+        of_latent = self.config.output_gate == "latent"
+        gate = None if self.gate_proj is None or of_latent else self.gate_proj(x)
+        if self.q_proj is not None:
+            return self.q_proj(x), gate, x
+        plain = self.q_a_proj(x)
+        source = self.q_a_norm(plain)
+        if self.gate_proj is None or not of_latent:
+            return self.q_b_proj(source), gate, source
+        both = torch.cat([source, plain], dim=-1)
+        return self.q_b_proj(both), self.gate_proj(both), source
 
     def read(self, q: Tensor, held: Held, mask: AttentionMask) -> Tensor:
         latent = held["latent"]
@@ -152,7 +179,8 @@ class LatentMixer(SoftmaxMixer):
         return torch.cat([torch.einsum("bthn,hnr->bthr", q, of_keys), q_rope], dim=-1), of_values
 
     def leave(self, y: Tensor, gate: Tensor | None) -> Tensor:
-        out: Tensor = self.out_proj(y.flatten(-2))
+        y = y.flatten(-2)
+        out: Tensor = self.out_proj(y if gate is None else y * torch.sigmoid(gate))
         return out
 
 

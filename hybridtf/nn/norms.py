@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, Norm, NormConfig, ParamSpec, init
+from hybridtf.nn.bottleneck import Bottleneck
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -33,6 +34,8 @@ class RMSNormConfig(NormConfig):
     """The weight is stored as w and applied as 1 + w, so that weight decay pulls it to 1 (Gemma, Qwen3-Next)."""
     round_first: bool = False
     """In bfloat16: round before the weight is multiplied, and again after (Llama). Else once, at the end (Gemma, OLMo)."""
+    gate_rank: int = Field(default=0, ge=0)
+    """y becomes y * sigmoid(up(silu(down(y)))), over a middle of this width (A.X-K2); 0: it stays."""
 
     @model_validator(mode="after")
     def _has_a_weight(self) -> Self:
@@ -45,18 +48,21 @@ class RMSNormConfig(NormConfig):
         return cls()
 
     def build(self, ctx: BuildContext) -> RMSNorm:
-        return RMSNorm(ctx, self.eps, weight=self.weight, unit_offset=self.unit_offset, round_first=self.round_first)
+        options = {"weight": self.weight, "unit_offset": self.unit_offset, "round_first": self.round_first}
+        return RMSNorm(ctx, self.eps, **options, gate_rank=self.gate_rank)
 
 
 class RMSNorm(Norm):
     """Root mean square norm over the last axis, of width ``ctx.d_model``; see :class:`RMSNormConfig`."""
 
     def __init__(
-        self, ctx: BuildContext, eps: float, *, weight: bool = True, unit_offset: bool = False, round_first: bool = False
+        self, ctx: BuildContext, eps: float, *, weight: bool = True, unit_offset: bool = False, round_first: bool = False,
+        gate_rank: int = 0,
     ) -> None:
         super().__init__()
         self.eps, self.unit_offset, self.round_first = eps, unit_offset, round_first
         self.weight = _parameter(ctx, weight)
+        self.gate = Bottleneck(ctx, gate_rank, ctx.d_model, bias=False, between="silu") if gate_rank else None
 
     def param_specs(self) -> dict[str, ParamSpec]:
         if self.weight is None:
@@ -67,6 +73,10 @@ class RMSNorm(Norm):
 
     def forward(self, x: Tensor) -> Tensor:
         """(... d) to (... d)."""
+        y = self._normed(x)
+        return y if self.gate is None else (y * torch.sigmoid(self.gate(y).to(accumulation_dtype(y.dtype)))).to(y.dtype)
+
+    def _normed(self, x: Tensor) -> Tensor:
         wide = x.to(accumulation_dtype(x.dtype))
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         if self.weight is None:

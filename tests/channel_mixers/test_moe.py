@@ -27,6 +27,7 @@ FORMS = {
     "every expert": {"top_k": 6}, "one expert": {"n_experts": 1, "top_k": 1}, "top 1": {"top_k": 1, "normalize": False},
     "plain": {"gated": False, "activation": "relu2"}, "biases": {"bias": True, "router_bias": True, "d_ff_shared": 4},
     "clamped": {"activation": "quick_gelu", "limit": 0.5, "up_shift": 1.0, "bias": True, "d_ff_shared": 4},
+    "clamped, but for the shared": {"limit": 0.4, "d_ff_shared": 4, "limit_shared": False},
     "weights on the input": {"weights_on": "input", "bias": True}, "shared and gated": {"d_ff_shared": 5, "shared_gate": True},
     "latent": {"d_latent": 4, "bias": True},
     "scaled gate": {"gate_scale": 0.7, "d_ff_shared": 4},
@@ -52,11 +53,11 @@ def data(*shape, dtype=torch.float64, seed=1):
     return torch.randn(*shape, D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-def unit(config, gate, up):
+def unit(config, gate, up, bounded=True):
     if not config.gated:
         return activation(config.activation)(up)
     gate = gate * config.gate_scale
-    if config.limit:
+    if config.limit and bounded:
         gate, up = gate.clamp(max=config.limit), up.clamp(min=-config.limit, max=config.limit)
     return activation(config.activation)(gate) * (up + config.up_shift)
 
@@ -100,7 +101,7 @@ def by_token(mixer, x):
         total = mixer.latent_out(total) if config.d_latent else total
         if mixer.shared is not None:
             s = mixer.shared
-            extra = s.down_proj(unit(config, s.gate_proj(token), s.up_proj(token)))
+            extra = s.down_proj(unit(config, s.gate_proj(token), s.up_proj(token), config.limit_shared))
             total = total + (extra if mixer.shared_gate is None else mixer.shared_gate(token).sigmoid() * extra)
         rows.append(total)
     return torch.stack(rows).view(x.shape)

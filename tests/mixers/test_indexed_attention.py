@@ -63,6 +63,58 @@ def test_equals_transformers(topk, interleaved):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("topk", [3, 40])
+def test_a_gate_of_the_latent_is_that_of_transformers(topk):
+    """A.X-K2's layer, where queries and gates are of the latent before and after its norm."""
+    module = pytest.importorskip("transformers.models.axk2.modeling_axk2")
+    config = module.AXK2Config(
+        hidden_size=D, num_attention_heads=3, num_key_value_heads=3, num_hidden_layers=1, index_n_heads=16, index_head_dim=6,
+        index_topk=topk, **published(SIZES),
+    )
+    config._attn_implementation = "sdpa"
+    theirs = module.AXK2Attention(config, 0).double()
+    indexer = {"index_n_heads": 16, "index_head_dim": 6, "index_top_k": topk}
+    mixer = build(IndexedMLAConfig(n_heads=3, output_gate="latent", **indexer, **SIZES))
+    own = mixer.state_dict()
+    heads = [own[name].unflatten(0, (3, -1)) for name in ("q_b_proj.weight", "gate_proj.weight")]
+    own["q_gate_proj.weight"] = torch.cat(heads, 1).flatten(0, 1)
+    theirs.load_state_dict({n: own[renamed(n)] for n in theirs.state_dict()})
+    x = torch.randn(2, T, D, dtype=F64)
+    mask = torch.ones(T, T, dtype=torch.bool).tril()[None, None].expand(2, 1, T, T)
+    with StrictFloat64():
+        table = module.AXK2RotaryEmbedding(config)(x, torch.arange(T)[None])
+        want = theirs(x, position_embeddings=table, attention_mask=mask)[0]
+    torch.testing.assert_close(mixer(x)[0], want, rtol=0, atol=1e-11)
+    with pytest.raises(RecipeError, match="give q_lora_rank"):
+        MLAConfig(n_heads=2, output_gate="latent")
+
+
+@pytest.mark.parametrize("topk", [3, 40])
+def test_sinks_and_a_gate_of_the_input_are_those_of_transformers(topk):
+    """HY-V4's layer."""
+    module = pytest.importorskip("transformers.models.hy_v4.modeling_hy_v4")
+    config = module.HYV4Config(
+        hidden_size=D, num_attention_heads=3, num_hidden_layers=1, index_n_heads=16, index_head_dim=6, index_topk=topk,
+        indexer_types=["full"], **published(SIZES),
+    )
+    config._attn_implementation = "eager"
+    theirs = module.HYV4Attention(config, 0).double()  # whose indexer rotates its last channels, and ours its first
+    mixer = build(IndexedMLAConfig(
+        n_heads=3, index_n_heads=16, index_head_dim=6, index_top_k=topk, output_gate="input", sinks=True, **SIZES,
+        position={"type": "rope"}, index_k_norm={"type": "layer_norm", "eps": config.rms_norm_eps},
+    ))
+    own = mixer.state_dict()
+    for name in ("q_proj.weight", "k_proj.weight", "k_norm.weight", "k_norm.bias"):
+        own[f"indexer.{name}"] = own[f"indexer.{name}"].unflatten(0, (-1, 6)).roll(-4, 1).flatten(0, 1)
+    theirs.load_state_dict({n: own[renamed(n)] for n in theirs.state_dict()})
+    x = torch.randn(2, T, D, dtype=F64)
+    mask = torch.full((T, T), -torch.inf, dtype=F64).triu(1)[None, None].expand(2, 1, T, T)
+    with StrictFloat64():
+        table = module.HYV4RotaryEmbedding(config)(x, torch.arange(T)[None])
+        want = theirs(x, position_embeddings=table, attention_mask=mask)[0]
+    torch.testing.assert_close(mixer(x)[0], want, rtol=0, atol=1e-11)
+
+
 HEADS = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6}
 INDEX = {"index_n_heads": 8, "index_head_dim": 6, "index_top_k": 5}
 

@@ -14,7 +14,8 @@ from hybridtf.testing.laws_config import option_variants
 
 CTX = BuildContext(d_model=12, param_dtype=torch.float64)
 ALL = [
-    RMSNormConfig(), RMSNormConfig(unit_offset=True), RMSNormConfig(weight=False), RMSNormConfig(round_first=True),
+    RMSNormConfig(), RMSNormConfig(gate_rank=5),
+    RMSNormConfig(unit_offset=True), RMSNormConfig(weight=False), RMSNormConfig(round_first=True),
     LayerNormConfig(), LayerNormConfig(bias=False), LayerNormConfig(weight=False), LayerNormConfig(weight=False, bias=False),
     GroupNormConfig(n_groups=3), GroupNormConfig(n_groups=2, weight=False), GroupNormConfig(n_groups=4, bias=False),
     NoNormConfig(),
@@ -47,6 +48,16 @@ def same_with_gradients(norm, other, x):
 
 
 SHAPES = [(3, 5, 12), (0, 12), (2, 0, 12), (1, 12)]
+
+
+def test_a_gate_of_the_normed_row():
+    norm = randomised(RMSNormConfig(eps=1e-5, gate_rank=4).build(CTX))
+
+    def by_hand(x, w, down, up):
+        y = F.rms_norm(x, (12,), w, 1e-5)
+        return y * torch.sigmoid(F.silu(y @ down.T) @ up.T)
+
+    same_with_gradients(norm, by_hand, randn(3, 5, 12))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -31,7 +31,7 @@ from hybridtf.core import (
     raw_weight,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import accumulation_dtype, n_real
+from hybridtf.nn import accumulation_dtype, idle_beside, n_real
 
 
 class MoEConfig(ChannelMixerConfig, ExpertOptions, RouterOptions):
@@ -45,6 +45,8 @@ class MoEConfig(ChannelMixerConfig, ExpertOptions, RouterOptions):
     0: none."""
     shared_gate: bool = False
     """Multiply the shared expert's output by sigmoid of a projection of the token (Qwen)."""
+    limit_shared: bool = True
+    """The shared expert is bounded by ``limit`` as the routed ones are; off: it is not bounded (HY-V4)."""
     d_latent: int = Field(default=0, ge=0)
     """The routed experts work on a projection of this width (Nemotron 3); 0: on the token itself."""
     outer_bias: bool | None = None
@@ -55,6 +57,8 @@ class MoEConfig(ChannelMixerConfig, ExpertOptions, RouterOptions):
     """Over which tokens loads are balanced: those of each document, or all real tokens of one forward pass."""
     z_loss: float = Field(default=0.0, ge=0)
     """Weight of the loss ``router_z``, already in it; 0: there is no such loss."""
+
+    _without_limit = idle_beside({"limit": 0.0}, "limit_shared")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -176,7 +180,7 @@ def _shared_expert(config: MoEConfig, ctx: BuildContext) -> GLU | MLP:
         d_ff=config.d_ff_shared, activation=config.activation, limit=config.limit, up_shift=config.up_shift,
         bias=config.biased_outside, gate_scale=config.gate_scale,
     )
-    return GLU(glu, ctx)
+    return GLU(glu if config.limit_shared else glu.model_copy(update={"limit": 0.0}), ctx)
 
 
 # The routers and experts of Switch, Mixtral, DeepSeek-V3 and gpt-oss.

@@ -1,8 +1,12 @@
-"""Latent attention to the tokens that an indexer chooses: DeepSeek-V3.2, GLM-5."""
+"""Latent attention to the tokens that an indexer chooses: DeepSeek-V3.2, GLM-5, A.X-K2, HY-V4."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from hybridtf.core import CheckpointError
 from hybridtf.interop.families import parts
@@ -14,43 +18,52 @@ from hybridtf.interop.weight_map import WeightMap
 from hybridtf.models import LanguageModelConfig
 
 
-def _model(settings: Settings, choices: list[str], *, interleaved: bool, eps: float) -> Table:
-    """``choices``: of each layer's indexer; ``interleaved``: its positions; ``eps``: of the norms of the stack."""
+def _model(
+    settings: Settings, choices: list[str], *, interleaved: bool = False, eps: float = 1e-6, groups: tuple[int, int] = (1, 1),
+    dense_first: int = 3, gate_rank: int = 0,
+) -> Table:
+    """``choices``: of each layer's indexer; ``interleaved``: its positions; ``eps``, ``groups`` of experts and those of them
+    that are chosen, ``dense_first``: what the family takes where the settings do not say; ``gate_rank``: norms have gates, and
+    so has attention.
+    """
     n, norm = settings.count("num_hidden_layers"), parts.norm(settings, default=eps)
     settings.only("layer_types", ["indexed_attention"] * n)
     settings.only("mlp_bias", False)
-    n_heads, told = settings.count("num_attention_heads"), settings.count("qk_rope_head_dim", 64)
+    n_heads, told = settings.count("num_attention_heads"), settings.count("qk_rope_head_dim")
     settings.only("num_key_value_heads", n_heads)
     settings.only("head_dim", told)
-    plain = settings.count("qk_nope_head_dim", 128)
+    plain = settings.count("qk_nope_head_dim")
     settings.only("qk_head_dim", plain + told)
     position = rope(settings)
     mixer = {
         "type": "indexed_mla", "n_heads": n_heads, "q_lora_rank": settings.count("q_lora_rank"),
-        "kv_lora_rank": settings.count("kv_lora_rank", 512), "qk_nope_head_dim": plain, "qk_rope_head_dim": told,
+        "kv_lora_rank": settings.count("kv_lora_rank"), "qk_nope_head_dim": plain, "qk_rope_head_dim": told,
         "v_dim": settings.count("v_head_dim"), "position": {**position, "interleaved": True},
         "norm": {"type": "rms_norm", "eps": 1e-6}, "bias": settings.flag("attention_bias", False),
+        "output_gate": "latent" if gate_rank else "none",
     }
     indexer = {
         "index_n_heads": settings.count("index_n_heads"), "index_head_dim": settings.count("index_head_dim", 128),
         "index_position": {**position, "interleaved": interleaved},
     }
-    top_k, experts = settings.count("index_topk", 2048), _experts(settings)
+    top_k, experts = settings.count("index_topk", 2048), _experts(settings, groups)
+    gated = {**norm, "gate_rank": gate_rank} if gate_rank else norm
     dense = parts.gated(settings, settings.count("intermediate_size"))
     layers = [
         {
             "mixer": {**mixer, "index_top_k": top_k, "index_choice": choice, **({} if choice == "read" else indexer)},
             "channel_mixer": experts if sparse else dense, "norm": norm,
+            **({"mixer_norm": gated, "channel_norm": gated if sparse else norm} if gate_rank else {}),
         }
-        for choice, sparse in zip(choices, _sparse(settings), strict=True)
+        for choice, sparse in zip(choices, _sparse(settings, dense_first), strict=True)
     ]
     return {**parts.ends(settings, tied=False), "final_norm": norm, **stack_of(layers)}
 
 
-def _sparse(settings: Settings) -> list[bool]:
+def _sparse(settings: Settings, dense_first: int) -> list[bool]:
     """Whether each layer has experts."""
     n = settings.count("num_hidden_layers")
-    first = settings.take("first_k_dense_replace", 3, kind=int)
+    first = settings.take("first_k_dense_replace", dense_first, kind=int)
     settings.only("moe_layer_freq", 1)
     kinds = settings.take("mlp_layer_types", ["dense" if i < first else "sparse" for i in range(n)], kind=list)
     if len(kinds) != n or set(kinds) - {"dense", "sparse"}:
@@ -58,15 +71,15 @@ def _sparse(settings: Settings) -> list[bool]:
     return [kind == "sparse" for kind in kinds]
 
 
-def _experts(settings: Settings) -> Table:
+def _experts(settings: Settings, groups_of: tuple[int, int]) -> Table:
     settings.only("scoring_func", "sigmoid")
     settings.only("topk_method", "noaux_tc")
     settings.passed_over("ep_size", "aux_loss_alpha", "seq_aux", "num_nextn_predict_layers")
-    groups, chosen = settings.count("n_group", 1), settings.count("topk_group", 1)
+    groups, chosen = settings.count("n_group", groups_of[0]), settings.count("topk_group", groups_of[1])
     width = settings.count("moe_intermediate_size")
     return {
         "type": "moe", "scores": "sigmoid", "selection_bias": "fixed", "d_ff": width, "activation": parts.activation(settings),
-        "n_experts": settings.count("n_routed_experts", settings.take("num_experts", 256)),
+        "n_experts": settings.count("n_routed_experts", settings.take("num_experts", None)),
         "top_k": settings.count("num_experts_per_tok", 8), "normalize": settings.flag("norm_topk_prob", True),
         "d_ff_shared": width * settings.take("n_shared_experts", 1, kind=int),
         "routed_scale": settings.number("routed_scaling_factor", 2.5),
@@ -75,7 +88,12 @@ def _experts(settings: Settings) -> Table:
 
 
 def _deepseek(settings: Settings) -> Table:
-    return _model(settings, ["own"] * settings.count("num_hidden_layers"), interleaved=False, eps=1e-6)
+    return _model(settings, ["own"] * settings.count("num_hidden_layers"), groups=(8, 4))
+
+
+def _axk2(settings: Settings) -> Table:
+    rank = settings.count("gated_norm_rank", 16)
+    return _model(settings, ["own"] * settings.count("num_hidden_layers"), dense_first=1, gate_rank=rank)
 
 
 def _glm(settings: Settings) -> Table:
@@ -85,33 +103,85 @@ def _glm(settings: Settings) -> Table:
     said = ["full" if max(i - offset + 1, 0) % max(often, 1) == 0 else "shared" for i in range(n)]
     if pattern is not None:
         said = [{"F": "full", "S": "shared"}.get(kind, kind) for kind in pattern]
-    kinds = settings.take("indexer_types", said, kind=list)
+    return _model(settings, _choices(settings, said), interleaved=True, eps=1e-5)
+
+
+def _choices(settings: Settings, said: list[Any]) -> list[str]:
+    """What each layer does with a choice, by the kind of its indexer; ``said``: where the settings do not say."""
+    kinds, n = settings.take("indexer_types", said, kind=list), settings.count("num_hidden_layers")
     if len(kinds) != n or set(kinds) - {"full", "shared"}:
         raise CheckpointError(f"{settings.where}: indexer_types is {kinds}; {n} of full and shared are wanted")
     followed = [kind == "full" and after == "shared" for kind, after in zip(kinds, [*kinds[1:], "full"], strict=True)]
-    choices = ["write" if read else "own" if kind == "full" else "read" for kind, read in zip(kinds, followed, strict=True)]
-    return _model(settings, choices, interleaved=True, eps=1e-5)
+    return ["write" if read else "own" if kind == "full" else "read" for kind, read in zip(kinds, followed, strict=True)]
+
+
+def _hy(settings: Settings) -> Table:
+    n = settings.count("num_hidden_layers")
+    settings.passed_over("learnable_sink_init")
+    eps = settings.number("rms_norm_eps", 1e-5)
+    said = ["full" if i == 0 or (i - 1) % 4 == 0 else "shared" for i in range(n)]
+    table = _model(settings, _choices(settings, said), eps=1e-5, dense_first=1)
+    streams = {
+        "type": "mhc", "mixing": "none", "n_streams": settings.count("hc_mult", 4), "norm_eps": eps,
+        "magnitude": settings.number("hc_magnitude", 2.0), "eps": settings.number("hc_eps", 1e-6),
+    }
+    limit = settings.number("swiglu_limit", 10.0)
+    for block in table["blocks"].values():
+        block |= streams
+        position = {**block["mixer"]["position"], "interleaved": False}
+        block["mixer"] |= {"output_gate": "input", "sinks": True, "position": position}
+        if block["mixer"]["index_choice"] != "read":
+            block["mixer"]["index_k_norm"] = {"type": "layer_norm", "eps": eps}
+        if block["channel_mixer"]["type"] == "moe":
+            block["channel_mixer"] |= {"limit": limit, "limit_shared": False}
+    return {**table, "merge": {"type": "sigmoid", "eps": streams["eps"], "norm_eps": eps}}
 
 
 _NAMES = {
-    "q_a_proj": "q_a_proj", "q_a_norm": "q_a_layernorm", "q_b_proj": "q_b_proj", "kv_a_proj": "kv_a_proj_with_mqa",
+    "q_a_proj": "q_a_proj", "q_a_norm": "q_a_layernorm", "kv_a_proj": "kv_a_proj_with_mqa",
     "kv_a_norm": "kv_a_layernorm", "kv_b_proj": "kv_b_proj", "out_proj": "o_proj", "indexer.q_proj": "indexer.wq_b",
     "indexer.k_proj": "indexer.wk", "indexer.k_norm": "indexer.k_norm", "indexer.weights_proj": "indexer.weights_proj",
 }
+
+
+def _link_mixer(links: WeightMap, ours: str, theirs: str, n_heads: int) -> None:
+    """Queries and gates are one matrix there, head by head."""
+    for one, other in _NAMES.items():
+        links.same(f"{ours}.{one}", f"{theirs}.{other}")
+    if not links.has(f"{ours}.gate_proj"):
+        return links.same(f"{ours}.q_b_proj", f"{theirs}.q_b_proj")
+    names = [f"{ours}.q_b_proj.weight", f"{ours}.gate_proj.weight"]
+    widths = [links.own[name][0] // n_heads for name in names]
+
+    def read(x: list[Tensor]) -> list[Tensor]:
+        return [part.flatten(0, 1) for part in x[0].unflatten(0, (n_heads, -1)).split(widths, 1)]
+
+    def write(x: list[Tensor]) -> list[Tensor]:
+        return [torch.cat([part.unflatten(0, (n_heads, -1)) for part in x], 1).flatten(0, 1)]
+
+    return links.link(names, [f"{theirs}.q_b_proj.weight"], read, write)
+
+
+def _link_norm(links: WeightMap, ours: str, theirs: str) -> None:
+    """A norm, with its gate where it has one."""
+    if not links.has(f"{ours}.gate"):
+        return links.same(ours, theirs)
+    links.same(f"{ours}.weight", f"{theirs}.norm.weight")
+    links.same(f"{ours}.gate.down_proj", f"{theirs}.W_down")
+    return links.same(f"{ours}.gate.up_proj", f"{theirs}.W_up")
 
 
 def _link(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config)
     for i, name in enumerate(config.layers()):
         ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
-        links.same(f"{ours}.channel_norm", f"{theirs}.post_attention_layernorm")
-        for one, other in _NAMES.items():
-            links.same(f"{ours}.mixer.{one}", f"{theirs}.self_attn.{other}")
+        block: Any = config.blocks[name]
+        _link_norm(links, f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
+        _link_norm(links, f"{ours}.channel_norm", f"{theirs}.post_attention_layernorm")
+        _link_mixer(links, f"{ours}.mixer", f"{theirs}.self_attn", block.mixer.n_heads)
         if not links.has(f"{ours}.channel_mixer.router"):
             parts.link_gated(links, f"{ours}.channel_mixer", f"{theirs}.mlp")
             continue
-        block: Any = config.blocks[name]
         links.same(f"{ours}.channel_mixer.router", f"{theirs}.mlp.gate")
         links.same(f"{ours}.channel_mixer.selection.bias", f"{theirs}.mlp.gate.e_score_correction_bias")
         parts.link_experts(links, f"{ours}.channel_mixer.experts", f"{theirs}.mlp.experts", block.channel_mixer.n_experts)
@@ -144,7 +214,69 @@ def _glm_settings(config: LanguageModelConfig) -> Table:
     return {**_deepseek_settings(config), "indexer_types": kinds}
 
 
+def _axk2_settings(config: LanguageModelConfig) -> Table:
+    block: Any = config.blocks[config.layers()[0]]
+    return {**_deepseek_settings(config), "gated_norm_rank": block.mixer_norm.gate_rank}
+
+
+_HY_NAMES = {"proj": "fn", "bias": "base", "scale": "scale"}
+
+
+def _link_hy(links: WeightMap, config: LanguageModelConfig) -> None:
+    parts.link_ends(links, config)
+    for one, other in _HY_NAMES.items():
+        links.same(f"stack.merge.streams.logits.{one}", f"model.hc_pre.hc_head.hc_head_{other}")
+    for i, name in enumerate(config.layers()):
+        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
+        block: Any = config.blocks[name]
+        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
+        links.same(f"{ours}.channel_norm", f"{theirs}.post_attention_layernorm")
+        for one, other in _HY_NAMES.items():
+            links.same(f"{ours}.mixer_streams.logits.{one}", f"{theirs}.hc_pre.hc_attn_layer.hc_{other}")
+            links.same(f"{ours}.channel_streams.logits.{one}", f"{theirs}.hc_pre.hc_mlp_layer.hc_{other}")
+        _link_hy_mixer(links, f"{ours}.mixer", f"{theirs}.self_attn", block.mixer)
+        if not links.has(f"{ours}.channel_mixer.router"):
+            parts.link_gated(links, f"{ours}.channel_mixer", f"{theirs}.mlp", gate="linear_gate")
+            continue
+        links.same(f"{ours}.channel_mixer.router", f"{theirs}.mlp.gate")
+        links.same(f"{ours}.channel_mixer.selection.bias", f"{theirs}.mlp.gate.e_score_correction_bias")
+        parts.link_packed_experts(links, f"{ours}.channel_mixer.experts", f"{theirs}.mlp.experts")
+        parts.link_gated(links, f"{ours}.channel_mixer.shared", f"{theirs}.mlp.shared_experts", gate="linear_gate")
+
+
+def _link_hy_mixer(links: WeightMap, ours: str, theirs: str, mixer: Any) -> None:
+    """The indexer tells positions on its last channels there, and on its first here."""
+    for one, other in {**_NAMES, "q_b_proj": "q_b_proj", "gate_proj": "linear_gate", "sinks": "learnable_sink_param"}.items():
+        if not one.startswith("indexer.") or one == "indexer.weights_proj":
+            links.same(f"{ours}.{one}", f"{theirs}.{other}")
+            continue
+        for rest in (".weight", ".bias"):
+            if links.has(f"{ours}.{one}{rest}"):
+                width, told = mixer.index_head_dim, mixer.qk_rope_head_dim
+                links.turned(
+                    f"{ours}.{one}{rest}", f"{theirs}.{other}{rest}",
+                    partial(_rolled, width=width, by=told), partial(_rolled, width=width, by=-told),
+                )
+
+
+def _rolled(x: Tensor, width: int, by: int) -> Tensor:
+    """Channels of heads of that width, moved on."""
+    rolled: Tensor = x.unflatten(0, (-1, width)).roll(by, 1).flatten(0, 1)
+    return rolled
+
+
+def _hy_settings(config: LanguageModelConfig) -> Table:
+    block: Any = config.blocks[config.layers()[0]]
+    moe: Any = next(b for name in config.layers() if (b := getattr(config.blocks[name], "channel_mixer")).type == "moe")  # noqa: B009
+    return {
+        **_glm_settings(config), "hc_mult": block.n_streams, "hc_magnitude": block.magnitude, "hc_eps": block.eps,
+        "swiglu_limit": moe.limit, **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0),
+    }
+
+
 FAMILIES = (
     Family("deepseek_v32", "DeepseekV32ForCausalLM", _deepseek, _link, _deepseek_settings),
     Family("glm_moe_dsa", "GlmMoeDsaForCausalLM", _glm, _link, _glm_settings),
+    Family("axk2", "AXK2ForCausalLM", _axk2, _link, _axk2_settings),
+    Family("hy_v4", "HYV4ForCausalLM", _hy, _link_hy, _hy_settings),
 )
