@@ -40,18 +40,17 @@ def _model(
         "kv_lora_rank": settings.count("kv_lora_rank"), "qk_nope_head_dim": plain, "qk_rope_head_dim": told,
         "v_dim": settings.count("v_head_dim"), "position": {**position, "interleaved": True},
         "norm": {"type": "rms_norm", "eps": 1e-6}, "bias": settings.flag("attention_bias", False),
-        "output_gate": "latent" if gate_rank else "none",
+        "output_gate": "latent" if gate_rank else "none", "index_top_k": settings.count("index_topk", 2048),
     }
     indexer = {
         "index_n_heads": settings.count("index_n_heads"), "index_head_dim": settings.count("index_head_dim", 128),
         "index_position": {**position, "interleaved": interleaved},
     }
-    top_k, experts = settings.count("index_topk", 2048), _experts(settings, groups)
     gated = {**norm, "gate_rank": gate_rank} if gate_rank else norm
-    dense = parts.gated(settings, settings.count("intermediate_size"))
+    dense, experts = parts.gated(settings, settings.count("intermediate_size")), _experts(settings, groups)
     layers = [
         {
-            "mixer": {**mixer, "index_top_k": top_k, "index_choice": choice, **({} if choice == "read" else indexer)},
+            "mixer": {**mixer, "index_choice": choice, **({} if choice == "read" else indexer)},
             "channel_mixer": experts if sparse else dense, "norm": norm,
             **({"mixer_norm": gated, "channel_norm": gated if sparse else norm} if gate_rank else {}),
         }
