@@ -239,7 +239,8 @@ def _link_hy(links: WeightMap, config: LanguageModelConfig) -> None:
             continue
         links.same(f"{ours}.channel_mixer.router", f"{theirs}.mlp.gate")
         links.same(f"{ours}.channel_mixer.selection.bias", f"{theirs}.mlp.gate.e_score_correction_bias")
-        parts.link_packed_experts(links, f"{ours}.channel_mixer.experts", f"{theirs}.mlp.experts")
+        experts = f"{theirs}.mlp.experts"
+        parts.link_fused_experts(links, f"{ours}.channel_mixer.experts", f"{experts}.gate_up_proj", f"{experts}.down_proj")
         parts.link_gated(links, f"{ours}.channel_mixer.shared", f"{theirs}.mlp.shared_experts", gate="linear_gate")
 
 
