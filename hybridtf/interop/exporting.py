@@ -18,7 +18,7 @@ from hybridtf.interop.settings import CONFIG, Settings, write_settings
 from hybridtf.models import LanguageModel, LanguageModelConfig
 from hybridtf.models.weights import MAX_SHARD_BYTES, canonical_tensors, write_tensors
 
-OF_ANOTHER_KIND = (AttributeError, IndexError, StopIteration, TypeError, KeyError)
+OF_ANOTHER_KIND = (AttributeError, IndexError, KeyError, StopIteration, TypeError, ValueError)
 """What a family meets that asks a layer for an option of its own kind of layer."""
 
 
