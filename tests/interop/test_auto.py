@@ -14,7 +14,7 @@ pytest.importorskip("transformers", reason="the classes are transformers'")
 
 import transformers
 
-from hybridtf.core import BuildContext, CheckpointError, ConfigError, DataError, Segments, StateError
+from hybridtf.core import BuildContext, CheckpointError, ConfigError, DataError, Segments, StateError, active
 from hybridtf.interop.auto import (
     AfterStepCallback,
     HybridTFCache,
@@ -24,6 +24,7 @@ from hybridtf.interop.auto import (
     register,
 )
 from hybridtf.models import BeamConfig, GenerationConfig, LanguageModelConfig, beam_search, generate
+from hybridtf.models.generation.model import refusal
 
 VOCAB = 17
 BLOCKS = {
@@ -444,6 +445,29 @@ def test_a_model_that_cannot_be_cut_has_no_cache():
     with pytest.raises(ConfigError, match=r"a cache is not possible with this model: stack .* it sees the end"):
         continued(model, torch.tensor([[1, 2]]), new=4)
     assert torch.equal(continued(model, torch.tensor([[1, 2]]), new=4, use_cache=False), want)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, made in active()["mixers"].configs().items() if not made.looks_ahead])
+def test_every_mixer(tmp_path, name):
+    """Saved and loaded, padded, and with a draft, or refused for what the mixer says that it cannot do."""
+    tiny = active()["mixers"].configs()[name].tiny()
+    part = tiny.build(BuildContext(d_model=16, device=torch.device("meta")))
+    if part.reads or part.needs_context:
+        pytest.skip("needs what another layer writes")
+    ours = language_model("x x", blocks={"x": {"mixer": tiny, "channel_mixer": {"type": "swiglu", "d_ff": 8}}})
+    HybridTFForCausalLM.from_model(ours).save_pretrained(tmp_path)
+    model = HybridTFForCausalLM.from_pretrained(tmp_path)
+    same_weights(model.model, ours)
+    prompts = [[1, 2, 3, 1, 2, 3, 1, 2], [4, 5, 1, 2, 3]]
+    want = generate(ours, prompts, GenerationConfig(max_new_tokens=8))
+    assert continued(model, *padded(prompts), new=8)[:, 8:].tolist() == want
+    drafted = {"new": 8, "prompt_lookup_num_tokens": 3}
+    if refusal(ours, "crop") is not None:
+        with pytest.raises(ConfigError, match="assisted decoding is not possible with this model"):
+            continued(model, torch.tensor(prompts[:1]), **drafted)
+    else:
+        assert continued(model, torch.tensor(prompts[:1]), **drafted)[:, 8:].tolist() == want[:1]
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
