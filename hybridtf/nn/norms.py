@@ -34,8 +34,8 @@ class RMSNormConfig(NormConfig):
     """The weight is stored as w and applied as 1 + w, so that weight decay pulls it to 1 (Gemma, Qwen3-Next)."""
     round_first: bool = False
     """In bfloat16: round before the weight is multiplied, and again after (Llama). Else once, at the end (Gemma, OLMo)."""
-    gate_rank: int = Field(default=0, ge=0)
-    """y becomes y * sigmoid(up(silu(down(y)))), over a middle of this width (A.X-K2); 0: it stays."""
+    gate_rank: int | None = Field(default=None, gt=0)
+    """y becomes y * sigmoid(up(silu(down(y)))), over a middle of this width (A.X-K2). None: it stays."""
 
     @model_validator(mode="after")
     def _has_a_weight(self) -> Self:
@@ -57,12 +57,12 @@ class RMSNorm(Norm):
 
     def __init__(
         self, ctx: BuildContext, eps: float, *, weight: bool = True, unit_offset: bool = False, round_first: bool = False,
-        gate_rank: int = 0,
+        gate_rank: int | None = None,
     ) -> None:
         super().__init__()
         self.eps, self.unit_offset, self.round_first = eps, unit_offset, round_first
         self.weight = _parameter(ctx, weight)
-        self.gate = Bottleneck(ctx, gate_rank, ctx.d_model, bias=False, between="silu") if gate_rank else None
+        self.gate = Bottleneck(ctx, gate_rank, ctx.d_model, bias=False, between="silu") if gate_rank is not None else None
 
     def param_specs(self) -> dict[str, ParamSpec]:
         if self.weight is None:

@@ -85,7 +85,7 @@ def message(call: Any) -> str:
 
 MAMBA2 = (
     "a_range, bias, chunk_size, conv_bias, conv_kernel, d_conv, d_state, dt_floor, dt_limit, dt_range, eps, expand, "
-    "head_dim, kernel, n_groups, n_heads, norm, norm_first"
+    "head_dim, in_scale, kernel, n_groups, n_heads, norm, norm_first"
 )
 BUILT_IN = load_registries(make_plugin_manager(autoload=False))
 MIXERS, TASKS = (", ".join(BUILT_IN[kind].names()) for kind in ("mixers", "tasks"))
@@ -245,12 +245,12 @@ def test_toml_syntax(file: Path, text: str, where: str, reason: str) -> None:
          "Known: fraction, interleaved, scaling, theta"),
         ("model.blocks.a.mixer.position={type = 'rope', scaling = {type = 'yarnn', factor = 2.0}}",
          "model.blocks.a.mixer.position.scaling: no scaling of type 'yarnn'. Did you mean 'yarn'? "
-         "Known: dynamic_ntk, linear, llama3, longrope, ntk, yarn"),
+         "Known: dynamic_ntk, linear, llama3, longrope, ntk, proportional, yarn"),
         ("model.blocks.a.mixer.position={type = 'rope', scaling = {type = 'linear', factor = 2.0, factr = 2.0}}",
          "model.blocks.a.mixer.position.scaling.factr: unknown option. Did you mean 'factor'? Known: factor"),
         ("model.blocks.a.mixer.position={type = 'rope', scaling = {factor = 2.0}}",
          "model.blocks.a.mixer.position.scaling: needs type = one of "
-         "dynamic_ntk, linear, llama3, longrope, ntk, yarn"),
+         "dynamic_ntk, linear, llama3, longrope, ntk, proportional, yarn"),
         ("model.blocks.m.mixer.type=mambo2",
          "model.blocks.m.mixer: no mixer named 'mambo2'. Did you mean 'mamba2'? "
          f"Known: {MIXERS}"),

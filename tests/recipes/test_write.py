@@ -93,6 +93,9 @@ position = { type = "rope", theta = 10000.0, fraction = 1.0, interleaved = false
 qk_norm_over = "head"
 qk_norm_after = false
 output_gate = false
+output_gate_per = "channel"
+output_gate_activation = "sigmoid"
+value_scale = 1.0
 sinks = false
 qkv_bias = false
 out_bias = false
