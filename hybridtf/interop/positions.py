@@ -14,11 +14,15 @@ _YARN = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim
 
 
 def rope(
-    settings: Settings, *, theta: float = 10000.0, fraction: float = 1.0, kind: str | None = None, sections: bool = False
+    settings: Settings, *, theta: float = 10000.0, fraction: float | None = None, kind: str | None = None,
+    sections: bool = False,
 ) -> dict[str, Any]:
-    """The table of a rotary position. ``theta`` and ``fraction``: where the settings do not say; ``kind``: a kind of layer with
-    settings of its own; ``sections``: pictures have several positions a token there, of which text has one in all channels."""
+    """The table of a rotary position. ``theta`` and ``fraction``: where the settings do not say; without a ``fraction`` the
+    family turns whole heads, and a file that says otherwise is refused; ``kind``: a kind of layer with settings of its own;
+    ``sections``: pictures have several positions a token there, of which text has one in all channels."""
     length = settings.count("max_position_embeddings", 2048)
+    if "rope_parameters" in settings and "rope_scaling" in settings:
+        raise CheckpointError(f"{settings.where}: rope_parameters and rope_scaling both say how positions are; take one out")
     found = settings.inner("rope_parameters" if "rope_parameters" in settings else "rope_scaling")
     settings.passed_over("rope_parameters", "rope_scaling")
     if kind is not None and kind in found:
@@ -28,12 +32,15 @@ def rope(
         found.passed_over("mrope_section", "mrope_interleaved")
     table: dict[str, Any] = {"type": "rope"}
     base = found.number("rope_theta", settings.number("rope_theta", theta))
-    part = found.number("partial_rotary_factor", settings.number("partial_rotary_factor", fraction))
+    usual = 1.0 if fraction is None else fraction
+    part = found.number("partial_rotary_factor", settings.number("partial_rotary_factor", usual))
     if base != 10000.0:
         table["theta"] = base
     scaling = _scaling(found, length)
     if scaling is not None and scaling["type"] == "proportional":
         scaling["turning"] = part
+    elif part != 1.0 and fraction is None:
+        raise CheckpointError(f"{settings.where}: partial_rotary_factor is {part}, and this family turns whole heads")
     elif part != 1.0:
         table["fraction"] = part
     return table if scaling is None else {**table, "scaling": scaling}
@@ -44,15 +51,15 @@ def _scaling(found: Settings, length: int) -> dict[str, Any] | None:
     if type_name == "default":
         found.only("factor", 1.0)
         return None
+    if type_name == "dynamic":
+        # Like longrope's choice, the base follows the length of a call, and held keys keep theirs: what transformers computes.
+        found.passed_over("original_max_position_embeddings")  # it takes the model's own length
+        return {"type": "dynamic_ntk", "factor": found.number("factor"), "original_max_len": length, "mode": "running"}
     original = found.count("original_max_position_embeddings", length)
     if type_name == "linear":
-        found.passed_over("original_max_position_embeddings")
         return {"type": "linear", "factor": found.number("factor")}
     if type_name == "proportional":
         return {"type": "proportional", "factor": found.number("factor", 1.0)}
-    if type_name == "dynamic":
-        # Like longrope's choice, the base follows the length of a call, and held keys keep theirs: what transformers computes.
-        return {"type": "dynamic_ntk", "factor": found.number("factor"), "original_max_len": original, "mode": "running"}
     if type_name == "llama3":
         return {
             "type": "llama3", "factor": found.number("factor"), "low_freq_factor": found.number("low_freq_factor"),

@@ -87,7 +87,7 @@ class AttentionConfig(HeadsConfig):
     """A learned logit per head that takes weight and gives nothing (gpt-oss)."""
     scale: float | None = Field(default=None, gt=0)
     """Of the scores. None: head_dim ** -0.5."""
-    query_growth: QueryGrowth | None = None
+    query_growth: QueryGrowth | None = Field(default=None, examples=[{"every": 8, "alpha": 0.1}])
     """Sharpens the softmax along the document."""
     qkv_bias: bool = False
     out_bias: bool = False

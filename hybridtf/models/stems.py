@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal, Self
 
 import torch
@@ -24,6 +25,9 @@ from hybridtf.core import (
 )
 from hybridtf.nn import NoPositionConfig
 
+SIGNIFICANT = {torch.bfloat16: 8, torch.float16: 11}
+"""Bits that a number has."""
+
 
 class TokenEmbeddingConfig(StemConfig):
     """A learned vector for each token, optionally scaled, with positions added where a position of site ``input`` is given."""
@@ -31,8 +35,9 @@ class TokenEmbeddingConfig(StemConfig):
     type: Literal["token_embedding"] = "token_embedding"
     position: Component[PositionConfig] = Field(default_factory=NoPositionConfig)
     scale: Annotated[float, Field(gt=0)] | Literal["sqrt_d_model"] = 1.0
-    """Multiplies the embedding; ``sqrt_d_model``: the root of the width (the original transformer, Gemma). A model that
-    rounds the root to bfloat16 in every precision (RecurrentGemma: 50.5 for 2560) gives the rounded number."""
+    """Multiplies the embedding; ``sqrt_d_model``: the root of the width (the original transformer, Gemma), rounded to the
+    embedding's dtype. A model that rounds the root to bfloat16 in every precision (RecurrentGemma: 50.5 for 2560) gives the
+    rounded number."""
     norm: Component[NormConfig] | None = Field(default=None, examples=[{"type": "rms_norm"}])
     """Of the embedding, positions included (Inkling 2, BLOOM, BERT). None: as it is."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -51,6 +56,7 @@ class TokenEmbedding(Stem):
     def __init__(self, config: TokenEmbeddingConfig, ctx: BuildContext, vocab_size: int) -> None:
         super().__init__()
         self.scale = ctx.d_model**0.5 if config.scale == "sqrt_d_model" else config.scale
+        self.rounds = config.scale == "sqrt_d_model"
         self.embedding = nn.Embedding(vocab_size, ctx.d_model, **ctx.factory)
         self.position = config.position.build_at(ctx.child("position"), "input")
         self.norm = None if config.norm is None else config.norm.build(ctx.child("norm"))
@@ -71,7 +77,7 @@ class TokenEmbedding(Stem):
         check_call(self, inputs, segments, state)
         self._check(inputs)
         embedded = self.embedding(inputs)
-        x = embedded * self.scale if self.scale != 1.0 else embedded
+        x = embedded if self.scale == 1.0 else embedded * self._factor(embedded.dtype)
         if self.position is not None:
             length = state.length if isinstance(state, Fixed) else None
             if segments is None:
@@ -84,6 +90,14 @@ class TokenEmbedding(Stem):
                 state = _counted(state, segments, inputs.shape[1], keep)
         x = x if self.norm is None else self.norm(x)
         return self.dropout(x), state, Extras(edges={"token_ids": inputs, "embedding": x})
+
+    def _factor(self, dtype: torch.dtype) -> float:
+        """The root of d_model is rounded to the embedding's dtype, as Gemma has it; a number that is given is not."""
+        bits = SIGNIFICANT.get(dtype) if self.rounds else None
+        if bits is None:
+            return self.scale
+        fraction, exponent = math.frexp(self.scale)
+        return math.ldexp(round(math.ldexp(fraction, bits)), exponent - bits)
 
     def _check(self, inputs: Tensor) -> None:
         if torch.compiler.is_compiling() or not inputs.numel() or inputs.is_meta:

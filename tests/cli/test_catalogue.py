@@ -19,7 +19,7 @@ def test_types_of_options_are_in_words() -> None:
     words = {name: about["type"] for name, about in as_json("list", "mixers")["mixers"]["attention"]["options"].items()}
     assert (words["n_heads"], words["window"], words["qk_norm"]) == ("int", "int | none", "NormConfig | none")
     options = as_json("list", "positions")["positions"]["rope"]["options"]
-    assert options["scaling"]["type"] == "dynamic_ntk | linear | llama3 | longrope | ntk | yarn | none"
+    assert options["scaling"]["type"] == "dynamic_ntk | linear | llama3 | longrope | ntk | proportional | yarn | none"
     everything = run("list", "-v").stdout
     assert [sign for sign in ("0x", "typing", "FieldInfo", "hybridtf.core") if sign in everything] == []
 

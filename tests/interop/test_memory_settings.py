@@ -91,7 +91,7 @@ def test_glm_says_who_reads_whose_choice():
 
 @pytest.mark.parametrize(("changes", "words"), [
     ({"num_attention_heads": 6, "num_key_value_heads": 3}, "num_attention_heads is 6; decays are known for powers of two"),
-    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; known here: 1.0"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, and this family turns whole heads"),
     ({"layer_types": ["full_attention"] * 2}, "layer_types has 2 entries for 6 layers"),
 ])
 def test_minimax_refuses_what_it_does_not_know(changes, words):

@@ -135,3 +135,25 @@ def test_what_no_family_has_is_not_written(folder, tmp_path):
     assert not out.exists()
     with pytest.raises(CheckpointError, match="is there already and not empty"):
         export_checkpoint(model, folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, and this family turns whole heads"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_parameters and rope_scaling both say"),
+    ],
+)
+def test_positions_that_transformers_reads_otherwise(folder, settings, match):
+    change(folder, **settings)
+    refused(folder, match)
+
+
+def test_what_transformers_would_read_otherwise_is_not_written(folder, tmp_path):
+    """Part of a head, a length of its own for the dynamic base: no key of Llama says it."""
+    table = import_checkpoint(folder).model.config.to_dict()
+    dynamic = {"type": "dynamic_ntk", "factor": 2.0, "original_max_len": 16, "mode": "running"}
+    for change_of in ({"fraction": 0.5}, {"scaling": dynamic}):
+        table["blocks"]["a"]["mixer"]["position"] = {"type": "rope", **change_of}
+        with pytest.raises(CheckpointError, match="llama .*cannot say"):
+            export_checkpoint(LanguageModelConfig(**table).build(), tmp_path / "out", family="llama")

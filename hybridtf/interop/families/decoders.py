@@ -67,6 +67,15 @@ def _windowed(settings: Settings, attention: Table, layer: int) -> Table:
     return {**attention, **window(settings, layer)}
 
 
+def _alike(settings: Settings, attention: Table, used: bool = True) -> Table:
+    """One window for all layers, as in families that do not look at ``layer_types``."""
+    kinds = settings.take("layer_types", [], kind=list)
+    if len(set(kinds)) > 1:
+        raise CheckpointError(f"{settings.where}: layer_types has several kinds, and all layers of this family are alike")
+    size = settings.take("sliding_window", None, kind=int)
+    return {**attention, "window": size} if size is not None and used else attention
+
+
 def _qwen2(settings: Settings, attention: Table, layer: int) -> Table:
     used = settings.flag("use_sliding_window", False)
     from_layer = settings.take("max_window_layers", 0, kind=int)
@@ -80,6 +89,13 @@ def _qwen3(settings: Settings, attention: Table, layer: int) -> Table:
     has = window(settings, layer, used=used and layer >= from_layer)
     bias = {"qkv_bias": True, "out_bias": True} if settings.flag("attention_bias", False) else {}
     return {**attention, **bias, "qk_norm": parts.norm(settings), **(has if used or "layer_types" in settings else {})}
+
+
+def _qwen3_alike(settings: Settings, attention: Table, layer: int) -> Table:
+    settings.passed_over("max_window_layers")
+    bias = {"qkv_bias": True, "out_bias": True} if settings.flag("attention_bias", False) else {}
+    normed = {**attention, **bias, "qk_norm": parts.norm(settings)}
+    return _alike(settings, normed, settings.flag("use_sliding_window", False))
 
 
 def _dense(settings: Settings, layer: int) -> Table:
@@ -205,8 +221,8 @@ FAMILIES = (
     Family("qwen2", "Qwen2ForCausalLM", lambda s: prenorm(s, _qwen2, _dense), link, _qwen_settings),
     Family("qwen3", "Qwen3ForCausalLM", lambda s: prenorm(s, _qwen3, _dense), link, _qwen_settings),
     Family(
-        "mixtral", "MixtralForCausalLM", lambda s: prenorm(s, _windowed, _mixtral),
+        "mixtral", "MixtralForCausalLM", lambda s: prenorm(s, lambda t, a, _: _alike(t, a), _mixtral),
         partial(link, experts="block_sparse_moe", gates=("w1", "w3", "w2")), _mixtral_settings,
     ),
-    Family("qwen3_moe", "Qwen3MoeForCausalLM", lambda s: prenorm(s, _qwen3, _qwen3_moe), link, _qwen3_moe_settings),
+    Family("qwen3_moe", "Qwen3MoeForCausalLM", lambda s: prenorm(s, _qwen3_alike, _qwen3_moe), link, _qwen3_moe_settings),
 )

@@ -262,7 +262,8 @@ def _bailing(settings: Settings) -> Table:
     floor = settings.number("kda_lower_bound", -5.0)
     if settings.flag("kda_safe_gate", True):
         memory["decay_floor"] = floor
-    position = {**rope(settings, theta=6e6), "interleaved": True}
+    position = {**rope(settings, theta=6e6, fraction=1.0), "interleaved": True}
+    position.pop("fraction", None)  # transformers and the published model turn all of these channels, whatever the file says
     dense = parts.gated(settings, settings.count("intermediate_size", 6144))
     experts = deepseek_moe(settings, n_experts=512, d_ff=768, groups=(8, 4), scale=2.5)
     mixers = {LINEAR: memory, FULL: {**_latent(settings, position), "head_gate": True}}

@@ -117,7 +117,8 @@ def _bamba(settings: Settings) -> Table:
     settings.passed_over("z_loss_coefficient")
     mamba = parts.mamba2(settings, norm["eps"])
     bias = settings.flag("attention_bias", False)
-    position = {**rope(settings), "fraction": 0.5}  # whatever the settings say, as transformers and the published model
+    # Half of a head, whatever the settings say, as transformers and the published model have it.
+    position = {**rope(settings, fraction=0.5), "fraction": 0.5}
     attention = {**heads(settings), "qkv_bias": bias, "out_bias": bias, "position": position}
     channel = parts.gated(settings, settings.count("intermediate_size"), bias=settings.flag("mlp_bias", False))
     mixers = {"full_attention": attention, "linear_attention": mamba}

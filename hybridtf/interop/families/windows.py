@@ -42,8 +42,8 @@ def _phi3(settings: Settings) -> Table:
     original, kind = settings.count("original_max_position_embeddings", 4096), said.pop("type", "default")
     if said.setdefault("rope_type", kind) in ("su", "yarn", "longrope"):  # the first files call it by the former two names
         said |= {"rope_type": "longrope", "original_max_position_embeddings": original}
-    settings.values["rope_parameters"] = said
-    attention = {**heads(settings), "position": rope(settings)}
+    settings.values |= {"rope_parameters": said, "rope_scaling": None}
+    attention = {**heads(settings), "position": rope(settings, fraction=1.0)}
     size = settings.count("sliding_window", None)
     layer = {
         "mixer": attention if size is None else {**attention, "window": size}, "channel_mixer": _gated(settings),
