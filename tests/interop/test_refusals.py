@@ -155,5 +155,5 @@ def test_what_transformers_would_read_otherwise_is_not_written(folder, tmp_path)
     dynamic = {"type": "dynamic_ntk", "factor": 2.0, "original_max_len": 16, "mode": "running"}
     for change_of in ({"fraction": 0.5}, {"scaling": dynamic}):
         table["blocks"]["a"]["mixer"]["position"] = {"type": "rope", **change_of}
-        with pytest.raises(CheckpointError, match="llama .*cannot say"):
+        with pytest.raises(CheckpointError, match=r"llama .*cannot say"):
             export_checkpoint(LanguageModelConfig(**table).build(), tmp_path / "out", family="llama")

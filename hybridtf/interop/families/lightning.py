@@ -25,7 +25,7 @@ def _minimax(settings: Settings) -> Table:
     n_heads, d_model = settings.count("num_attention_heads", 32), settings.count("hidden_size")
     width = settings.count("head_dim", d_model // n_heads)
     position = rope(settings, theta=1e6)
-    _check(settings, n_heads, position)
+    _check(settings, n_heads)
     attention: Table = {
         "type": "attention", "n_heads": n_heads, "n_kv_heads": settings.count("num_key_value_heads", 8), "position": position,
     }
@@ -51,12 +51,10 @@ def _minimax(settings: Settings) -> Table:
     return {**parts.ends(settings, tied=False), "final_norm": norm, **stack_of(layers)}
 
 
-def _check(settings: Settings, n_heads: int, position: Table) -> None:
+def _check(settings: Settings, n_heads: int) -> None:
     """Where transformers differs from the published code, there is no saying which model is meant."""
     if n_heads & (n_heads - 1):
         raise CheckpointError(f"{settings.where}: num_attention_heads is {n_heads}; decays are known for powers of two")
-    if "fraction" in position:
-        raise CheckpointError(f"{settings.where}: partial_rotary_factor is {position['fraction']}; known here: 1.0")
 
 
 def _scales(settings: Settings, mixer: str) -> Table:
