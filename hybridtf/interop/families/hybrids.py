@@ -33,6 +33,7 @@ def kinds_of(settings: Settings, default: list[str]) -> list[str]:
 
 def _jamba(settings: Settings) -> Table:
     n, d_model, norm = settings.count("num_hidden_layers"), settings.count("hidden_size"), parts.norm(settings)
+    settings.only("hidden_act", "silu")  # of Mamba's branches too, which have no other here
     period, offset = settings.count("attn_layer_period", 8), settings.take("attn_layer_offset", 4, kind=int)
     kinds = kinds_of(settings, ["full_attention" if i % period == offset else "linear_attention" for i in range(n)])
     every, first = settings.count("expert_layer_period", 2), settings.take("expert_layer_offset", 1, kind=int)
@@ -112,6 +113,7 @@ def _every(name: str, layers: list[int], n: int) -> Table:
 
 def _bamba(settings: Settings) -> Table:
     norm, n = parts.norm(settings, default=1e-5), settings.count("num_hidden_layers")
+    settings.only("hidden_act", "silu")
     attend = settings.take("attn_layer_indices", [], kind=list)
     kinds = kinds_of(settings, ["full_attention" if i in attend else "linear_attention" for i in range(n)])
     settings.passed_over("z_loss_coefficient")

@@ -167,6 +167,7 @@ def _nemotron_expert_settings(moe: Any) -> Table:
 
 def _falcon(settings: Settings) -> Table:
     norm, bias = parts.norm(settings, default=1e-5), settings.flag("attention_bias", False)
+    settings.only("hidden_act", "silu")
     settings.only("mamba_use_mlp", True)
     settings.passed_over("mlp_expansion_factor", "layers_block_type", "layer_types", "sliding_window", "attn_layer_indices")
     attention = {**heads(settings), "position": rope(settings), **({"qkv_bias": True, "out_bias": True} if bias else {})}
@@ -251,6 +252,7 @@ def _multipliers(config: LanguageModelConfig, name: str) -> Table:
 
 def _granite(settings: Settings) -> Table:
     norm, n = parts.norm(settings), settings.count("num_hidden_layers")
+    settings.only("hidden_act", "silu")
     settings.only("normalization_function", "rmsnorm")
     settings.passed_over("init_method")
     placed, position = settings.only("position_embedding_type", "nope", "rope"), rope(settings)
