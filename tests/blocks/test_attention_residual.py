@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from hybridtf.core import BuildContext, ConfigError, Segments
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.models import GenerationConfig, LanguageModelConfig, generate
 from hybridtf.nn import DepthAttention, DepthOptions
 from tests.peers import peer
-from tests.strict_float64 import StrictFloat64
 
 F64 = torch.float64
 D = 8

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from hybridtf.core import BuildContext, ConfigError, RecipeError, Segments, leaves
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.models import GenerationConfig, LanguageModelConfig, generate
 from tests.inkling2 import of_model
-from tests.strict_float64 import StrictFloat64
 
 F64 = torch.float64
 D, VOCAB, GROUP = 8, 13, 2

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, ConfigError, RecipeError, Segments, leaves
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.models import GenerationConfig, LanguageModelConfig, generate
-from tests.strict_float64 import StrictFloat64
 
 F64 = torch.float64
 CTX = BuildContext(d_model=8, param_dtype=F64)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, active
-from tests.strict_float64 import StrictFloat64
+from hybridtf.interop.strict import StrictFloat64
 
 transformers = pytest.importorskip("transformers", reason="parity needs transformers")
 from transformers.models.gemma2 import modeling_gemma2 as gemma2  # noqa: E402

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from hybridtf.core import BuildContext, active
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.models.merges import GatedConfig, MeanConfig, SigmoidConfig
-from tests.strict_float64 import StrictFloat64
 
 pytest.importorskip("transformers", reason="parity needs transformers")
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as deepseek

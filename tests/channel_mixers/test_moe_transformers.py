@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hybridtf.channel_mixers import MoEConfig
 from hybridtf.core import BuildContext, Segments
-from tests.strict_float64 import StrictFloat64
+from hybridtf.interop.strict import StrictFloat64
 
 transformers = pytest.importorskip("transformers", reason="parity needs transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns about kernels it does not find

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hybridtf.core import BuildContext, ConfigError, Segments
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import CCAConfig
-from tests.strict_float64 import StrictFloat64
 
 D, T = 10, 9
 zaya = pytest.importorskip("transformers.models.zaya.modeling_zaya")

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 
 from hybridtf.core import ConfigError
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import CombaConfig
 from hybridtf.ops.dplr import dplr_reference
 from tests.mixers.plain_parts import built, causal_conv, given, same
 from tests.peers import peer
-from tests.strict_float64 import StrictFloat64
 
 WIDTH = 7
 

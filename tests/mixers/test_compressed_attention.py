@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from hybridtf.core import BuildContext, ConfigError, RecipeError, Segments
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import CompressedAttentionConfig
 from hybridtf.nn import NoPositionConfig, XPosConfig
 from tests.ops.live_bytes import Peak
-from tests.strict_float64 import StrictFloat64
 
 D, F64 = 12, torch.float64
 SIZES = {"n_heads": 4, "head_dim": 10, "q_lora_rank": 7, "qk_rope_head_dim": 4, "n_out_groups": 2, "o_lora_rank": 5}

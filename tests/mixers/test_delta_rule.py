@@ -12,9 +12,9 @@ import transformers
 from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, ConfigError, RecipeError
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import DeltaNetConfig, GatedDeltaNetConfig, GatedDeltaProductConfig, KDAConfig
 from tests.peers import peer
-from tests.strict_float64 import StrictFloat64
 
 D, T = 20, 13
 Params = dict[str, Tensor]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hybridtf.core import BuildContext, ConfigError
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import DifferentialAttentionConfig
-from tests.strict_float64 import StrictFloat64
 
 D, T = 12, 9
 diffllama = pytest.importorskip("transformers.models.diffllama.modeling_diffllama")

@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from hybridtf.core import BuildContext, RecipeError
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import EMAConfig
 from tests.mixers.plain_parts import given, same
 from tests.peers import peer
-from tests.strict_float64 import StrictFloat64
 
 D, F64 = 5, torch.float64
 

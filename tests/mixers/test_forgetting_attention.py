@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from hybridtf.core import Segments
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import ForgettingAttentionConfig
 from hybridtf.ops.attention import AttentionMask, attention_reference, attention_torch
 from tests.mixers.plain_parts import built, given, same, shifted
 from tests.peers import peer
-from tests.strict_float64 import StrictFloat64
 
 PRO = {"qk_norm": True, "output_norm": True, "output_gate": True, "kv_shift": True}
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hybridtf.core import BuildContext, ConfigError
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import GatedAttentionConfig
-from tests.strict_float64 import StrictFloat64
 
 D, T = 12, 9
 qwen3_next = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")

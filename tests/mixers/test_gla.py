@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hybridtf.core import BuildContext, ConfigError, Segments
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import GLAConfig, GSAConfig, HGRN2Config
 from hybridtf.models import LanguageModelConfig
 from hybridtf.testing import check_model
 from tests.peers import peer
-from tests.strict_float64 import StrictFloat64
 
 D = 12
 

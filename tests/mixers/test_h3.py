@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from hybridtf.core import BuildContext, ConfigError, RecipeError
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import H3Config
 from tests.mixers.plain_parts import espnet_s4, given, same
-from tests.strict_float64 import StrictFloat64
 
 D, F64 = 6, torch.float64
 

@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from hybridtf.core import BuildContext, ConfigError
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import HGRNConfig
 from hybridtf.models import LanguageModelConfig
 from tests.peers import peer
-from tests.strict_float64 import StrictFloat64
 
 D, F64 = 6, torch.float64
 

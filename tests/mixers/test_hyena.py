@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from hybridtf.core import BuildContext, ConfigError, LengthError, RecipeError, Segments, crop
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import HyenaConfig
 from tests.mixers.plain_parts import given, same
 from tests.peers import peer
-from tests.strict_float64 import StrictFloat64
 
 D, L, F64 = 5, 40, torch.float64
 

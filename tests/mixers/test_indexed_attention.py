@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from hybridtf.core import BuildContext, ConfigError, RecipeError, Segments
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import AttentionConfig, IndexedAttentionConfig, IndexedMLAConfig, MLAConfig
 from tests.mixers.plain_parts import published
-from tests.strict_float64 import StrictFloat64
 
 D, T, F64 = 12, 21, torch.float64
 SIZES = {"q_lora_rank": 7, "kv_lora_rank": 9, "qk_nope_head_dim": 5, "qk_rope_head_dim": 4, "v_dim": 3}

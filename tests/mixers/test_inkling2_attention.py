@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from hybridtf.core import BuildContext, Segments
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import RelativeAttentionConfig
 from tests.inkling2 import of_attention
-from tests.strict_float64 import StrictFloat64
 
 D, T, F64 = 10, 13, torch.float64
 theirs2 = pytest.importorskip("transformers.models.inkling2.modeling_inkling2")

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hybridtf.core import BuildContext, ConfigError, Segments
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import LightNetConfig
 from hybridtf.nn.running_softmax import running_softmax
 from tests.ops.ssd_cases import random_segments
 from tests.peers import peer
-from tests.strict_float64 import StrictFloat64
 
 D = 12
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from hybridtf.core import BuildContext, RecipeError
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import LRUConfig, S5Config
 from hybridtf.nn import diagonal_hippo, hippo_legs
 from tests.mixers.plain_parts import given, same
 from tests.peers import peer
-from tests.strict_float64 import StrictFloat64
 
 D, F64 = 5, torch.float64
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, ConfigError, Segments
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import MambaConfig
-from tests.strict_float64 import StrictFloat64
 
 D = 12
 

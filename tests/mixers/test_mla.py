@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hybridtf.core import BuildContext, ConfigError, leaves
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import MLAConfig
-from tests.strict_float64 import StrictFloat64
 
 D, T = 12, 9
 SIZES = {"kv_lora_rank": 7, "qk_nope_head_dim": 5, "qk_rope_head_dim": 6, "v_dim": 3}

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 
 from hybridtf.core import BuildContext, RecipeError
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import NSAConfig
 from hybridtf.ops.block_sparse_attention import important_blocks
 from tests.mixers.plain_parts import same
 from tests.peers import peer
-from tests.strict_float64 import StrictFloat64
 
 D, F64 = 12, torch.float64
 HEADS = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6}

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from hybridtf.core import Segments
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import PathAttentionConfig
 from tests.mixers.plain_parts import built, causal_conv, given, same
 from tests.peers import peer
-from tests.strict_float64 import StrictFloat64
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from hybridtf.core import BuildContext, RecipeError, Segments, active
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import IndexedAttentionConfig
 from hybridtf.testing import check_mixer
-from tests.strict_float64 import StrictFloat64
 
 D, T, F64 = 12, 23, torch.float64
 H, G, HD, IH, IW = 4, 2, 8, 16, 6

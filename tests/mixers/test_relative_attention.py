@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hybridtf.core import BuildContext, Segments
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import RelativeAttentionConfig
-from tests.strict_float64 import StrictFloat64
 
 D, T = 10, 13
 inkling = pytest.importorskip("transformers.models.inkling.modeling_inkling")

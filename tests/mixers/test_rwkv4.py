@@ -12,9 +12,9 @@ from transformers.models.rwkv.modeling_rwkv import RwkvFeedForward, RwkvSelfAtte
 
 from hybridtf.channel_mixers import RWKV4ChannelConfig, RWKV6ChannelConfig, RWKV7ChannelConfig
 from hybridtf.core import BuildContext
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import RWKV4Config
 from tests.mixers.plain_parts import built, given, same, shifted
-from tests.strict_float64 import StrictFloat64
 
 WIDTH, INNER = 7, 9
 

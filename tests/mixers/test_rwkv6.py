@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hybridtf.core import BuildContext, ConfigError
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import RWKV5Config, RWKV6Config
 from tests.peers import peer
-from tests.strict_float64 import StrictFloat64
 
 D = 12
 ORDER = {"rwkv5": "rkvg", "rwkv6": "wkvrg"}

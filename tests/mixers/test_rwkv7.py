@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from hybridtf.core import BuildContext, ConfigError
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import RWKV7Config
 from hybridtf.mixers.rwkv7 import FIRST_VALUES
 from hybridtf.models import LanguageModelConfig
 from hybridtf.testing import Subject, run_law
 from tests.mixers.plain_parts import built, given, same
 from tests.peers import peer
-from tests.strict_float64 import StrictFloat64
 
 WIDTH, HEAD = 128, 64
 CONFIG = RWKV7Config(head_dim=HEAD, decay_rank=3, a_rank=2, v_rank=2, gate_rank=5, chunk_size=8)

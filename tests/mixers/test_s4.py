@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from hybridtf.core import BuildContext, ConfigError, RecipeError
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import S4Config, S4DConfig
 from hybridtf.nn import diagonal_hippo, hippo_legs
 from hybridtf.nn.diagonal_ssm import diagonal_start
 from tests.mixers.plain_parts import espnet_s4, given, same
-from tests.strict_float64 import StrictFloat64
 
 D, F64 = 5, torch.float64
 

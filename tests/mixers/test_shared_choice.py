@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from hybridtf.core import BuildContext, ConfigError, Segments
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import IndexedAttentionConfig, IndexedMLAConfig, MetaTokensConfig, ParallelMixersConfig
 from hybridtf.models import LanguageModelConfig
 from hybridtf.testing import check_mixer
 from tests.mixers.plain_parts import published
-from tests.strict_float64 import StrictFloat64
 
 D, T, F64 = 12, 21, torch.float64
 SIZES = {"q_lora_rank": 7, "kv_lora_rank": 9, "qk_nope_head_dim": 5, "v_dim": 3}

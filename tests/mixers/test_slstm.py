@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from hybridtf.core import BuildContext, ConfigError, init_parameters
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import SLSTMConfig
 from tests.mixers.plain_parts import given, same
 from tests.peers import peer
-from tests.strict_float64 import StrictFloat64
 
 D = 6
 

@@ -7,6 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from hybridtf.core import BuildContext, ConfigError, RecipeError, Segments, StateError
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import (
     BigBirdConfig,
     ChunkedAttentionConfig,
@@ -16,7 +17,6 @@ from hybridtf.mixers import (
     StridedSparseConfig,
 )
 from hybridtf.ops.block_sparse_attention import Places
-from tests.strict_float64 import StrictFloat64
 
 D = 12
 

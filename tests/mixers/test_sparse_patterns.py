@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from hybridtf.core import Segments
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import BigBirdConfig, DilatedConfig, LongformerConfig, MobaConfig, StridedSparseConfig
 from hybridtf.ops.block_sparse_attention import Places
 from tests.mixers.plain_parts import built, given, same
 from tests.peers import peer
-from tests.strict_float64 import StrictFloat64
 
 D, F64 = 12, torch.float64
 PLAIN = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 3, "position": {"type": "none"}}

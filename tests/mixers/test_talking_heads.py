@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from hybridtf.core import BuildContext, ConfigError, RecipeError
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import AttentionConfig, TalkingHeadsConfig
 from hybridtf.ops.attention import AttentionMask
 from hybridtf.ops.talking_attention import talking_attention_chunked, talking_attention_reference
 from tests.mixers.plain_parts import built, given, same
 from tests.ops.live_bytes import Peak
 from tests.peers import peer
-from tests.strict_float64 import StrictFloat64
 
 D = 12
 

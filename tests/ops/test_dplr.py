@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from hybridtf.core.errors import ConfigError
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.ops.dplr import dplr_chunked, dplr_combine, dplr_reference, dplr_summary
 from tests.ops.live_bytes import Peak
 from tests.ops.operators import arguments, check_operators
 from tests.ops.ssd_cases import random_segments
 from tests.peers import peer
-from tests.strict_float64 import StrictFloat64
 
 FORMS = (dplr_reference, dplr_chunked)
 

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hybridtf.core.errors import ConfigError, KernelError
 from hybridtf.core.segments import Segments
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.ops.gated_delta_rule import (
     gated_delta_rule_chunked,
     gated_delta_rule_combine,
@@ -24,7 +25,6 @@ from tests.ops.live_bytes import Peak
 from tests.ops.operators import arguments, check_operators
 from tests.ops.ssd_cases import random_segments
 from tests.peers import peer
-from tests.strict_float64 import StrictFloat64
 
 FORMS = [gated_delta_rule_reference, gated_delta_rule_chunked]
 

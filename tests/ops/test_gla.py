@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hybridtf.core.errors import ConfigError, KernelError
 from hybridtf.core.segments import Segments
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.ops.gla import chunked, gla_chunked, gla_combine, gla_reference, gla_summary
 from hybridtf.ops.gla.spans import gla_span
 from hybridtf.ops.passes_op import Call
@@ -15,7 +16,6 @@ from tests.ops.live_bytes import Peak
 from tests.ops.operators import arguments, check_operators
 from tests.ops.ssd_cases import random_segments
 from tests.peers import peer
-from tests.strict_float64 import StrictFloat64
 
 OPS = (gla_reference, gla_chunked)
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from hybridtf.core.errors import ConfigError, KernelError
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.ops.mesa import mesa_chunked, mesa_reference
 from hybridtf.ops.mesa.solve import conjugate_gradients
 from tests.ops.live_bytes import Peak
 from tests.ops.operators import arguments, check_operators
 from tests.ops.ssd_cases import random_segments
 from tests.peers import peer
-from tests.strict_float64 import StrictFloat64
 
 FORMS = (mesa_reference, mesa_chunked)
 H = 2

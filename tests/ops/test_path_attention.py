@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from hybridtf.core import ConfigError
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.ops.attention import AttentionMask
 from hybridtf.ops.path_attention import path_attention_chunked, path_attention_reference
 from tests.ops.attention_cases import packed_ids, positions_of
 from tests.ops.live_bytes import Peak
 from tests.peers import peer
-from tests.strict_float64 import StrictFloat64
 
 
 def drawn(b, t, s, h, g, k, v, seed=0):

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from hybridtf.core.errors import ConfigError, KernelError
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.ops.titans import CASES, titans_chunked, titans_reference
 from hybridtf.ops.titans.memory import layer_shapes, split
 from tests.ops.live_bytes import Peak
 from tests.ops.ssd_cases import random_segments
 from tests.peers import peer
-from tests.strict_float64 import StrictFloat64
 from tests.titans_pytorch import by_titans_pytorch
 
 FORMS = (titans_reference, titans_chunked)

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from hybridtf.core.errors import ConfigError, KernelError
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.ops.ttt import CASES, ttt_linear_chunked, ttt_linear_reference
 from tests.ops.live_bytes import Peak
 from tests.ops.operators import check_operators
 from tests.ops.ssd_cases import random_segments
 from tests.peers import peer
-from tests.strict_float64 import StrictFloat64
 
 FORMS = (ttt_linear_reference, ttt_linear_chunked)
 FIXED = ("norm_weight", "norm_bias", "W0", "b0", "scale")

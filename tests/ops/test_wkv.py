@@ -7,11 +7,11 @@ import torch
 from transformers.models.rwkv.modeling_rwkv import rwkv_linear_attention_cpu
 
 from hybridtf.core.errors import ConfigError
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.ops.wkv import wkv_chunked, wkv_reference
 from tests.ops.live_bytes import Peak
 from tests.ops.operators import arguments, check_operators
 from tests.ops.ssd_cases import random_segments
-from tests.strict_float64 import StrictFloat64
 
 FORMS = (wkv_reference, wkv_chunked)
 

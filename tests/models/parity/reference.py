@@ -11,8 +11,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from hybridtf.interop.strict import StrictFloat64
 from hybridtf.models.weights import canonical_tensors
-from tests.strict_float64 import StrictFloat64
 
 
 @contextmanager
