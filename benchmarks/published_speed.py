@@ -3,10 +3,10 @@
     python benchmarks/published_speed.py [--lengths 512 2048] [--scale 8] [--rounds 5] [architecture ...]
 
 The reference models of the tests (``tests/interop/tiny_oracles.py``) at ``--scale`` times their widths, written in the
-published naming and read by both. Two phases: one forward over a row of each length, and ``--decode`` further tokens, one by one, after
-the shortest. transformers has its own defaults (its fastest attention, its cache); its scans are plain PyTorch, for its kernels
-need a GPU. Times are those of the processor's clock, on one thread, so that other work on the machine falls on both alike; what
-counts is the ratio of the medians: below 1 is faster here.
+published naming and read by both. Two phases: one forward over a row of each length, and ``--decode`` further tokens, one
+by one, after the shortest. transformers has its own defaults (its fastest attention, its cache); its scans are plain
+PyTorch, for its kernels need a GPU. Times are those of the processor's clock, on one thread, so that other work on the
+machine falls on both alike; what counts is the ratio of the medians: below 1 is faster here.
 """
 
 from __future__ import annotations
