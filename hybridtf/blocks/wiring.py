@@ -147,8 +147,9 @@ class Wiring(Block):
             y = y * getattr(self, f"{BRANCHES[branch]}_scale").to(y.dtype)
         scale = self.config.of_branch("residual_scale", branch)
         y = y if scale == 1.0 else y * scale
-        dropped: Tensor = self.drop_path(self.dropout(y))
-        return dropped
+        if self.dropout.p or self.drop_path.p:  # two calls of modules that do nothing are felt in a step of decoding
+            y = self.drop_path(self.dropout(y))
+        return y
 
     def onto(self, branch: str, x: Tensor, y: Tensor) -> Tensor:
         """``y`` added to the stream that passes the branch by."""
@@ -162,7 +163,7 @@ class Wiring(Block):
         context: Context | None, keep: int, given: Edges = MappingProxyType({}),
     ) -> Tensor:
         """The output of a mixer; what else it returns goes to ``seen``. ``given``: edges that the block makes for it alone."""
-        part = self.parts()[name]
+        part: Any = getattr(self, name)
         options: dict[str, Any] = {"segments": segments, "state": None if state is None else state[name], "keep": keep}
         if name == "mixer":
             options["context"] = context

@@ -5,6 +5,8 @@ What is compared are sizes, which the host knows: nothing is read from a device,
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import Tensor
 
 from hybridtf.core.errors import ConfigError, RowsError
@@ -33,12 +35,17 @@ def check_call(owner: object, x: Tensor, segments: Segments | None, state: State
 
 def state_rows(state: State | None) -> int | None:
     """Rows of a state, of its first leaf: a step of decoding has no time to see them all. None where it holds none."""
-    if isinstance(state, StateLeaf):
+    # Plain types first: whether something is a leaf is a question to an abstract class, which is slow to answer.
+    if type(state) is dict:
+        parts: Iterable[State] = state.values()
+    elif type(state) is tuple or type(state) is list:
+        parts = state
+    elif isinstance(state, StateLeaf):
         return state.batch_size
-    if isinstance(state, dict):
-        parts = iter(state.values())
+    elif isinstance(state, dict):
+        parts = state.values()
     elif isinstance(state, tuple | list):
-        parts = iter(state)
+        parts = state
     else:
         return None
     for part in parts:

@@ -77,11 +77,13 @@ class RMSNorm(Norm):
         return y if self.gate is None else (y * torch.sigmoid(self.gate(y).to(accumulation_dtype(y.dtype)))).to(y.dtype)
 
     def _normed(self, x: Tensor) -> Tensor:
-        wide = x.to(accumulation_dtype(x.dtype))
+        dtype = accumulation_dtype(x.dtype)
+        wide = x if x.dtype == dtype else x.to(dtype)
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         if self.weight is None:
             return normed.to(x.dtype)
-        weight = self.weight.to(wide.dtype)
+        weight: Tensor = self.weight
+        weight = weight if weight.dtype == dtype else weight.to(dtype)
         if self.unit_offset:
             weight = 1.0 + weight
         if self.round_first:

@@ -15,6 +15,7 @@ from hybridtf.core.kernels import Kernel, KernelRequest
 from hybridtf.ops.attention import KERNELS, AttentionMask, attention_reference, attention_torch
 from hybridtf.ops.attention.banded import attention_banded
 from hybridtf.ops.attention.choose import chosen_form
+from hybridtf.ops.attention.few import attention_few
 from hybridtf.ops.attention.flash import attention_flash
 from hybridtf.ops.attention.sdpa import attention_sdpa, is_linear
 from tests.ops.attention_cases import Case, check_equal, packed_ids, random_case, run, tensors
@@ -97,6 +98,35 @@ def test_where_torch_has_linear_memory() -> None:
     # Of a device that nothing is known about, nothing is promised.
     y = meta(4, 8, torch.float32)
     assert not is_linear(y, y, y, masked=False, dropout_p=0.0)
+
+
+# -- few ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_few_equals_reference(seed: int) -> None:
+    case = random_case(50000 + seed)
+    check_equal(run(attention_few, case), run(attention_reference, case), case, atol=1e-10)
+
+
+@pytest.mark.parametrize("t", [1, 2, 8])
+@pytest.mark.parametrize("name", ["softcap", "slopes", "sinks", "own sinks", "relative"])
+def test_few_queries_over_a_buffer_of_documents(name: str, t: int) -> None:
+    case = tensors(3, t, 16, 4, 2, 8, 6)
+    options = {
+        "softcap": {"softcap": 2.0}, "slopes": {"slopes": torch.rand(4).double()}, "sinks": {"sinks": torch.randn(4).double()},
+        "own sinks": {"sinks": torch.randn(3, t, 4).double()},
+        "relative": {"rel_q": torch.randn(3, t, 4, 2).double(), "rel_bank": torch.randn(2, 5).double()},
+    }[name]
+    options = {field: x.requires_grad_() if isinstance(x, Tensor) else x for field, x in options.items()}
+    length = torch.tensor([[t], [9], [16]])
+    marks = {
+        "q_ids": torch.tensor([[1], [1], [0]]).expand(-1, t), "k_ids": (torch.arange(16) < length).long(),
+        "q_pos": length - t + torch.arange(t), "k_pos": torch.arange(16).expand(3, -1),
+    }
+    case = replace(case, mask=AttentionMask(**marks, **options))
+    assert chosen_form(case.q, case.k, case.v, case.mask) == "few"
+    check_equal(run(attention_torch, case), run(attention_reference, case), case, atol=1e-12)
 
 
 # -- banded ----------------------------------------------------------------------------------------------------------

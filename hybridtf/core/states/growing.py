@@ -135,9 +135,12 @@ class Growing(StateLeaf):
         if where is not None:
             steps = torch.arange(t, device=length.device) + self.length[:, None]
             new = {**new, "position": steps if segments is None else segments.positions(self.length)}
-        capacity = self._capacity_for(stop, t)
+        begin = self.shared_length() if chosen is None else None
+        capacity = self._capacity_for(stop, t, begin)
         in_place = self.static and not torch.is_grad_enabled() and not any(v.requires_grad for v in self.data.values())
-        if in_place and (t == 1 or chosen is None):
+        if in_place and begin is not None:
+            data = self._write_side_by_side(new, begin)
+        elif in_place and (t == 1 or chosen is None):
             data = self._write_tail(new, chosen, start)
         else:
             data = self._rewrite(new, chosen, start, stop, capacity)
@@ -154,13 +157,20 @@ class Growing(StateLeaf):
         if set(new) != expected:
             raise StateError(f"this state holds {', '.join(sorted(expected))}; it was given {', '.join(sorted(new))}")
 
-    def _capacity_for(self, stop: Tensor, t: int) -> int:
+    def _capacity_for(self, stop: Tensor, t: int, begin: int | None) -> int:
         if torch.compiler.is_compiling() or not len(stop):
             return self.capacity if self.static else self.capacity + t
-        most = int(stop.max())
+        most = int(stop.max()) if begin is None else begin + t
         if self.static and most > self.capacity:
             raise LengthError(f"the state was made for max_len={self.capacity} tokens; this call would reach {most}")
         return self.capacity if self.static else most
+
+    def _write_side_by_side(self, new: Mapping[str, Tensor], begin: int) -> dict[str, Tensor]:
+        """In place, tokens from slot ``begin`` on in every row: a copy of a slice, which a step of decoding can afford."""
+        for name, old in self.data.items():
+            value = new[name]
+            old[:, begin : begin + value.shape[1]].copy_(value)
+        return dict(self.data)
 
     def _write_tail(self, new: Mapping[str, Tensor], chosen: Tensor | None, start: Tensor) -> dict[str, Tensor]:
         """In place, tokens side by side from slot ``start`` on; one that is not ``chosen`` leaves what was there."""

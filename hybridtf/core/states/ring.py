@@ -122,6 +122,11 @@ class Ring(StateLeaf):
 
     def _write_one(self, new: Mapping[str, Tensor], start: Tensor, segments: Segments | None) -> dict[str, Tensor]:
         """In place, one token a row into its slot; a pad leaves what was there. Decoding must not copy the whole window."""
+        begin = self.shared_length() if segments is None else None
+        if begin is not None:
+            for name, old in self.data.items():
+                old[:, begin % self.capacity].copy_(new[name][:, 0])
+            return dict(self.data)
         rows, slot = torch.arange(len(start), device=start.device), start % self.capacity
         for name, old in self.data.items():
             value = new[name][:, 0].to(old.dtype)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hybridtf.ops.attention.banded import attention_banded, is_banded
 from hybridtf.ops.attention.blockwise import attention_blockwise
+from hybridtf.ops.attention.few import attention_few
 from hybridtf.ops.attention.mask import AttentionMask, check_inputs
 from hybridtf.ops.attention.sdpa import (
     FEW,
@@ -26,7 +27,7 @@ _MASK_LIMIT_GPU = 2**24
 _SCORE_LIMIT_CPU = 2**19
 _SCORE_LIMIT_GPU = 2**24
 
-_FORMS = {"sdpa": attention_sdpa, "banded": attention_banded, "blockwise": attention_blockwise}
+_FORMS = {"sdpa": attention_sdpa, "few": attention_few, "banded": attention_banded, "blockwise": attention_blockwise}
 
 
 def attention_torch(
@@ -40,11 +41,13 @@ def attention_torch(
 
 def chosen_form(
     q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout_p: float = 0.0
-) -> Literal["sdpa", "banded", "blockwise"]:
+) -> Literal["sdpa", "few", "banded", "blockwise"]:
     """The form that :func:`attention_torch` takes for this call."""
     t, s, on_cpu = q.shape[1], k.shape[1], q.device.type == "cpu"
-    if q.shape[0] == 0 or t == 0 or s == 0 or refusal(mask) is not None:
+    if q.shape[0] == 0 or t == 0 or s == 0:
         return "blockwise"
+    if refusal(mask) is not None:
+        return "few" if t <= FEW else "blockwise"
     pairs = q.shape[0] * t * s
     few = t <= FEW
     small = few or pairs * q.shape[2] <= (_SCORE_LIMIT_CPU if on_cpu else _SCORE_LIMIT_GPU)

@@ -59,9 +59,19 @@ class AttentionMask:
             raise ConfigError(f"attention mask: window counts the token itself: at least 1; got {self.window}")
         if self.softcap is not None and not self.softcap > 0:
             raise ConfigError(f"attention mask: softcap must be positive, or None for no cap; got {self.softcap}")
-        for one, other in (("q_ids", "k_ids"), ("q_pos", "k_pos"), ("q_decay", "k_decay"), ("rel_q", "rel_bank")):
-            if (getattr(self, one) is None) != (getattr(self, other) is None):
+        pairs = (
+            ("q_ids", self.q_ids, "k_ids", self.k_ids), ("q_pos", self.q_pos, "k_pos", self.k_pos),
+            ("q_decay", self.q_decay, "k_decay", self.k_decay), ("rel_q", self.rel_q, "rel_bank", self.rel_bank),
+        )
+        for one, first, other, second in pairs:
+            if (first is None) != (second is None):
                 raise ConfigError(f"attention mask: give {one} and {other} together, or neither")
+
+    @property
+    def has_tensors(self) -> bool:
+        """More than options are given; of a pair, one half stands for both."""
+        plain = self.q_ids is None and self.q_pos is None and self.prefix_len is None and self.slopes is None
+        return not (plain and self.sinks is None and self.q_decay is None and self.rel_q is None)
 
     def narrow(self, start: int, stop: int, n_keys: int) -> AttentionMask:
         """The same for queries ``start:stop`` and the first ``n_keys`` keys; positions that are not given stay so."""
@@ -86,6 +96,8 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, dropout_p
         raise ConfigError(f"attention: {h} query heads are not a multiple of {g} key heads")
     if not 0.0 <= dropout_p < 1.0:
         raise ConfigError(f"attention: dropout_p must be in [0, 1); got {dropout_p}")
+    if not mask.has_tensors:
+        return
     wanted = {
         "q_ids": (b, t), "k_ids": (b, s), "q_pos": (b, t), "k_pos": (b, s), "prefix_len": (b, t),
         "slopes": (h,), "q_decay": (b, t, h), "k_decay": (b, s, h),
@@ -114,6 +126,8 @@ def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Autocast off, on devices that have it (meta has none)."""
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
+    if not torch.compiler.is_compiling() and not torch.is_autocast_enabled(device.type):
+        return nullcontext()  # a context that changes nothing costs as much as a small product
     return torch.autocast(device.type, enabled=False)
 
 
