@@ -206,6 +206,7 @@ SETTINGS: dict[str, Entry] = {
     "command_r7b": ("cohere2", {
         "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
         "intermediate_size": 14336, "logit_scale": 0.25, "rope_parameters": rope(5e4),
+        "max_position_embeddings": 132096,
     }),
     "olmo3": ("olmo3", {}),
     "exaone4_32b": ("exaone4", {
@@ -231,6 +232,10 @@ SETTINGS: dict[str, Entry] = {
         "num_key_value_heads": 16, "q_lora_rank": None, "n_routed_experts": 64, "num_experts_per_tok": 6,
         "n_shared_experts": 2, "moe_intermediate_size": 1408, "intermediate_size": 10944, "first_k_dense_replace": 1,
         "routed_scaling_factor": 1.0, "topk_method": "greedy", "n_group": 1, "topk_group": 1,
+        "max_position_embeddings": 163840, "rope_parameters": rope(
+            1e4, "yarn", factor=40.0, beta_fast=32.0, beta_slow=1.0, mscale=0.707, mscale_all_dim=0.707,
+            original_max_position_embeddings=4096,
+        ),
     }),
     "deepseek_v3": ("deepseek_v3", {}),
     "minicpm3": ("minicpm3", {}),
@@ -275,6 +280,7 @@ SETTINGS: dict[str, Entry] = {
     "qwen2_7b": ("qwen2", {
         "vocab_size": 152064, "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
         "num_key_value_heads": 4, "intermediate_size": 18944, "rope_parameters": rope(1e6),
+        "max_position_embeddings": 131072,
     }),
     "qwen3_8b": ("qwen3", {
         "num_hidden_layers": 36, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288,
@@ -295,6 +301,7 @@ SETTINGS: dict[str, Entry] = {
     "hunyuan_7b": ("hunyuan_v1_dense", {
         "vocab_size": 128167, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 14336,
         "tie_word_embeddings": True, "max_position_embeddings": 32768,
+        "rope_parameters": rope(1e4, "dynamic", alpha=1000.0, factor=1.0),
     }),
     "diffllama": ("diffllama", {}),
 }
