@@ -59,9 +59,21 @@ def test_show_folds_a_deep_stack(recipe: str) -> None:
     assert text.count("mamba2  ") < 5
 
 
+PUBLISHED = [name for name in recipe_names() if name.startswith("published/")]
+FEW = ["published/jamba", "published/zamba2", "published/kimi_linear"]
+
+
 def test_show_of_every_installed_recipe_allocates_nothing() -> None:
-    for name in recipe_names():
+    for name in [*(name for name in recipe_names() if name not in PUBLISHED), *FEW]:
         assert as_json("show", name)["params"]["total"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_show_of_every_published_recipe(name: str) -> None:
+    text = ok("show", name).stdout
+    for part in ("decoder: ", "pattern ", "repeated", "parameters", "state of one row"):
+        assert part in text
 
 
 # -- check -------------------------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from hybridtf.recipe import Recipe, apply_overrides, load_recipe, parse_recipe, 
 from hybridtf.recipe.provenance import commit
 
 SHIPPED = sorted(recipe_names())
+LARGE = {name for name in SHIPPED if name.startswith("published/")} - {"published/jamba", "published/zamba2", "published/lfm2"}
+"""All are read in tests/cost/test_published.py; most of them are written and held to the schema in the slow suite."""
 
 
 class TrainTable(ConfigTable):
@@ -34,7 +36,7 @@ def test_there_are_shipped_recipes() -> None:
     assert {"smoke/attention", "smoke/mamba2", "smoke/hybrid"} <= set(SHIPPED)
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in SHIPPED])
 def test_shipped_recipes_round_trip_and_fit_the_schema(name: str) -> None:
     recipe = load_recipe(name)
     assert again(recipe) == recipe

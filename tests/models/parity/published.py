@@ -1,6 +1,6 @@
 """The recipes of ``recipes/published`` made narrow and shallow, beside transformers' models of the same sizes.
 
-All that is no size stays what the recipe and transformers' default config say.
+All that is no size stays what the recipe says, and transformers' default config or the published settings.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tests.models.parity.scans import MAMBA_RULES
 
 Split = Callable[[str, Tensor], dict[str, Tensor]]
 
-DEFAULTS = {
-    "jamba": "Jamba", "zamba2": "Zamba2", "falcon_h1": "FalconH1", "nemotron_h": "NemotronH",
-    "granitemoehybrid": "GraniteMoeHybrid", "qwen3_next": "Qwen3Next", "kimi_linear": "KimiLinear", "minimax": "MiniMax",
-    "bamba": "Bamba", "olmo_hybrid": "OlmoHybrid", "recurrent_gemma": "RecurrentGemma", "lfm2": "Lfm2", "mamba2": "Mamba2",
-    "llama": "Llama",
+FAMILY = {
+    "jamba": "Jamba", "zamba2": "Zamba2", "falcon_h1": "FalconH1", "nemotron_h_8b": "NemotronH", "nemotron_3_nano": "NemotronH",
+    "granite_4_h_tiny": "GraniteMoeHybrid", "qwen3_next": "Qwen3Next", "kimi_linear": "KimiLinear",
+    "minimax_text_01": "MiniMax", "bamba": "Bamba", "olmo_hybrid": "OlmoHybrid", "recurrent_gemma": "RecurrentGemma",
+    "lfm2": "Lfm2", "mamba2": "Mamba2", "llama": "Llama",
 }
 """How transformers calls the family of each recipe."""
 
@@ -46,7 +46,7 @@ def recipe(name: str, changes: dict[str, Any]) -> LanguageModelConfig:
 def _case(
     name: str, theirs: dict[str, Any], ours: dict[str, Any], rules: Rules, split: Split | None = None, **more: Any
 ) -> Case:
-    family = DEFAULTS[name]
+    family = FAMILY[name]
     config = getattr(transformers, f"{family}Config")(**theirs, **SPECIAL)
     return Case(f"{family}ForCausalLM", config, {}, rules, split=split, whole=recipe(name, ours), **more)
 
@@ -97,29 +97,45 @@ def _toml(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value).lower()
 
 
-def nemotron_h() -> Case:
+NEMOTRON = {
+    **HEADS, "head_dim": 8, "ssm_state_size": 16, "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2, "chunk_size": 8,
+}
+ONE_BRANCH = {**_mixer("m", **SSD, n_groups=2), **_mixer("a", **GROUPED, head_dim=8)}
+
+
+def nemotron_h_8b() -> Case:
+    theirs = {**NEMOTRON, "intermediate_size": 40, "layers_block_type": ["mamba", "mlp", "attention", "mlp"]}
+    return _case("nemotron_h_8b", theirs, {"pattern": "m f a f", **ONE_BRANCH, **_channel("f", d_ff=40)}, ONE_BRANCH_RULES)
+
+
+def nemotron_3_nano() -> Case:
     theirs = {
-        **HEADS, "head_dim": 8, "intermediate_size": 40, "ssm_state_size": 16, "mamba_num_heads": 8, "mamba_head_dim": 8,
-        "n_groups": 2, "chunk_size": 8, "n_routed_experts": 6, "moe_intermediate_size": 20,
-        "moe_shared_expert_intermediate_size": 28,
+        **NEMOTRON, "layers_block_type": ["mamba", "moe", "attention", "moe"], "n_routed_experts": 6, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20, "moe_shared_expert_intermediate_size": 28, "routed_scaling_factor": 2.5,
     }
-    ours = {**_mixer("m", **SSD, n_groups=2), **_mixer("a", **GROUPED, head_dim=8)}
-    ours |= {**_channel("e", n_experts=6, d_ff=20, d_ff_shared=28), **_channel("f", d_ff=40)}
-    return _case("nemotron_h", theirs, ours, ONE_BRANCH_RULES)
+    experts = _channel("e", n_experts=6, top_k=2, d_ff=20, d_ff_shared=28)
+    return _case("nemotron_3_nano", theirs, {"pattern": "m e a e", **ONE_BRANCH, **experts}, ONE_BRANCH_RULES)
 
 
-def granitemoehybrid() -> Case:
+def granite_4_h_tiny() -> Case:
     theirs = {
         **HEADS, **MAMBA2, "intermediate_size": 20, "shared_intermediate_size": 24, "num_local_experts": 5,
-        "num_hidden_layers": 2, "layer_types": ["linear_attention"] * 2,
+        "num_experts_per_tok": 2, "num_hidden_layers": 3, "tie_word_embeddings": True, "rms_norm_eps": 1e-5,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"], "position_embedding_type": "nope",
+        "attention_multiplier": 0.0078125, "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 6.0,
     }
-    ours = {"pattern": "m*2", **_mixer("m", **SSD), **_channel("m", n_experts=5, d_ff=20, d_ff_shared=24)}
-    return _case("granitemoehybrid", theirs, ours, RULES)
+    experts = {"n_experts": 5, "top_k": 2, "d_ff": 20, "d_ff_shared": 24}
+    ours = {"pattern": "m a m", **_mixer("m", **SSD), **_mixer("a", **GROUPED)}
+    return _case("granite_4_h_tiny", theirs, {**ours, **_channel("m", **experts), **_channel("a", **experts)}, RULES)
 
 
 def bamba() -> Case:
-    theirs = {**HEADS, **MAMBA2, "intermediate_size": D_FF, "num_hidden_layers": 2}
-    return _case("bamba", theirs, {"pattern": "m*2", **_mixer("m", **SSD), **_channel("m", d_ff=D_FF)}, RULES)
+    theirs = {
+        **HEADS, **MAMBA2, "intermediate_size": D_FF, "num_hidden_layers": 3, "attn_layer_indices": [1],
+        "partial_rotary_factor": 0.5,
+    }
+    ours = {"pattern": "m a m", **_mixer("m", **SSD), **_mixer("a", **GROUPED)}
+    return _case("bamba", theirs, {**ours, **_channel("m", d_ff=D_FF), **_channel("a", d_ff=D_FF)}, RULES)
 
 
 def mamba2() -> Case:
@@ -132,22 +148,27 @@ def mamba2() -> Case:
 
 def recurrent_gemma() -> Case:
     theirs = {
-        **HEADS, "num_key_value_heads": 4, "head_dim": 8, "lru_width": None, "intermediate_size": 2 * D_FF,
+        **HEADS, "num_key_value_heads": 1, "head_dim": 8, "lru_width": None, "intermediate_size": 2 * D_FF,
         "num_hidden_layers": 3, "attention_window_size": 7,
     }
     ours = {"pattern": "r*2 a", "stem.scale": 5.65625, **_mixer("r", n_heads=4)}  # sqrt(32) in bfloat16
-    ours |= {**_mixer("a", n_heads=4, n_kv_heads=4, window=7), **_channel("r", d_ff=D_FF), **_channel("a", d_ff=D_FF)}
+    ours |= {**_mixer("a", n_heads=4, window=7), **_channel("r", d_ff=D_FF), **_channel("a", d_ff=D_FF)}
     return _case("recurrent_gemma", theirs, ours, GRIFFIN_RULES, unit_offset=True)
 
 
 def lfm2() -> Case:
-    theirs = {**HEADS, "intermediate_size": D_FF, "block_auto_adjust_ff_dim": False, "num_hidden_layers": 2}
+    theirs = {
+        **HEADS, "intermediate_size": D_FF, "block_auto_adjust_ff_dim": False, "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+    }
+    ours = {"pattern": "c a c", **_mixer("a", **GROUPED), **_channel("a", d_ff=D_FF), **_channel("c", d_ff=D_FF)}
     rules = (
-        (r"^model\.embedding_norm\.", "final_norm."), *COMMON, (r"\.operator_norm\.", ".mixer_norm."),
+        (r"^model\.embedding_norm\.", "final_norm."), (r"\.conv\.conv\.", ".mixer.conv."),
+        (r"\.conv\.(in|out)_", r".mixer.\1_"), *COMMON, (r"\.operator_norm\.", ".mixer_norm."),
         (r"\.ffn_norm\.", ".channel_norm."), (r"\.([qk])_layernorm\.", r".\1_norm."), (r"\.w1\.", ".gate_proj."),
         (r"\.w3\.", ".up_proj."), (r"\.w2\.", ".down_proj."),
     )
-    return _case("lfm2", theirs, {"pattern": "a*2", **_mixer("a", **GROUPED), **_channel("a", d_ff=D_FF)}, rules)
+    return _case("lfm2", theirs, ours, rules)
 
 
 def _convolved(name: str, value: Tensor, widths: list[int]) -> dict[str, Tensor]:
@@ -219,13 +240,18 @@ def kimi_linear() -> Case:
     return _case("kimi_linear", theirs, ours, rules, split)
 
 
-def minimax() -> Case:
+def minimax_text_01() -> Case:
+    """Whole heads are turned, as transformers does; the published model turns the first half of them."""
+    factor = 3.5565588200778455
     theirs = {
         **HEADS, "head_dim": 8, "num_hidden_layers": 4, "num_local_experts": 5, "intermediate_size": 20, "block_size": 8,
-        "layer_types": ["full_attention", "linear_attention"] * 2,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e7},
+        "full_attn_alpha_factor": factor, "linear_attn_alpha_factor": factor, "mlp_alpha_factor": factor,
     }
     experts = {"n_experts": 5, "d_ff": 20}
-    ours = {"pattern": "(a l)*2", **_mixer("a", **GROUPED), **_mixer("l", n_heads=4, head_dim=8, chunk_size=8)}
+    ours = {"pattern": "(l a)*2", **_mixer("a", **GROUPED, head_dim=8), **_mixer("l", n_heads=4, head_dim=8, chunk_size=8)}
+    ours |= {"blocks.a.mixer.position.fraction": 1.0}
     ours |= {**_channel("a", **experts), **_channel("l", **experts)}
 
     def split(name: str, value: Tensor) -> dict[str, Tensor]:
@@ -240,7 +266,7 @@ def minimax() -> Case:
         (r"\.self_attn\.norm\.", ".self_attn.output_norm."), (r"\.output_gate\.", ".gate_proj."), *PRENORM,
         (r"\.channel_mixer\.gate\.", ".channel_mixer.router."),
     )
-    return _case("minimax", theirs, ours, rules, split)
+    return _case("minimax_text_01", theirs, ours, rules, split)
 
 
 def olmo_hybrid() -> Case:
@@ -298,7 +324,7 @@ def zamba2() -> Case:
 PUBLISHED: dict[str, Callable[[], Case]] = {
     case.__name__: case
     for case in (
-        jamba, falcon_h1, nemotron_h, granitemoehybrid, qwen3_next, kimi_linear, minimax, bamba, olmo_hybrid, recurrent_gemma,
-        lfm2, mamba2, llama, zamba2,
+        jamba, falcon_h1, nemotron_h_8b, nemotron_3_nano, granite_4_h_tiny, qwen3_next, kimi_linear, minimax_text_01, bamba,
+        olmo_hybrid, recurrent_gemma, lfm2, mamba2, llama, zamba2,
     )
 }
