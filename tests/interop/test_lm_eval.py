@@ -281,6 +281,20 @@ def test_tokenizers_of_a_folder(run, tmp_path):
     assert find_texts(read_arguments({**alone, "bos_token": "<s>"}), recipe, 53).encode("the") == [1, *the]
 
 
+def test_what_transformers_saved_of_ours(tmp_path):
+    pytest.importorskip("transformers")
+    from hybridtf.interop.auto import HybridTFForCausalLM
+
+    model = build().eval()
+    HybridTFForCausalLM.from_model(model).save_pretrained(tmp_path / "saved")
+    write_tokenizer(tmp_path / "saved")
+    said = read_arguments({"pretrained": str(tmp_path / "saved"), "device": "cpu"})
+    again, recipe = load(said)
+    rows = [([1, 2], [3, 4, 5])]
+    assert score(again, rows, batch_size=1, max_length=64) == score(model, rows, batch_size=1, max_length=64)
+    assert find_texts(said, recipe, 257).prefix_id == 1
+
+
 def test_the_entry_point_names_the_class():
     table = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["lm_eval.models"]
     point = EntryPoint("hybridtf", table["hybridtf"], "lm_eval.models")
