@@ -61,10 +61,11 @@ $(STAMP): pyproject.toml constraints.txt $(EXAMPLE)/pyproject.toml | $(BIN)/pyth
 	$(BIN)/python -m pip install -c constraints.txt -e '.[report,text,test,dev]' -e $(EXAMPLE)
 	touch $@
 
-# References that only tests read, in a folder of their own: see tests/peers.py.
-$(PEERS): constraints-peers.txt | $(STAMP)
+# References that only tests read, in a folder of their own: see tests/peers.py. lm-eval runs in a process of its own.
+$(PEERS): constraints-peers.txt constraints-lm-eval.txt | $(STAMP)
 	rm -rf .peers
 	$(BIN)/python -m pip install --no-deps --no-compile --target .peers -r constraints-peers.txt
+	$(BIN)/python -m pip install --no-deps --no-compile --target .peers/lm-eval -r constraints-lm-eval.txt
 	touch $@
 
 clean:

@@ -1,4 +1,4 @@
-"""``import`` and ``export``: published checkpoints in and out."""
+"""``import`` and ``export``: published checkpoints in and out. ``lm-eval``: a model in lm-evaluation-harness."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def register(app: typer.Typer) -> None:
     app.command("import")(import_)
     app.command("export")(export)
     app.command("parity")(parity)
+    app.command("lm-eval", context_settings={"ignore_unknown_options": True})(lm_eval)
 
 
 def import_(
@@ -133,6 +134,19 @@ def parity(
         print(f"{sum(row.passed for row in rows)} of {len(rows)} pass")
     if not all(row.passed for row in rows):
         raise typer.Exit(1)
+
+
+def lm_eval(
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENTS...", help="What lm_eval takes.")] = None,
+) -> None:
+    """lm_eval itself, with models of ours as --model hybridtf.
+
+    All that follows is lm-eval's: hybridtf lm-eval --model hybridtf --model_args pretrained=RUN --tasks NAME
+    (without anything, its own help; lm_eval run --help tells its options).
+    """
+    from hybridtf.interop.lm_eval import run
+
+    run(arguments or ["--help"])
 
 
 def _parities(rows: Sequence[Parity]) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
@@ -46,6 +47,11 @@ def test_parity_beside_transformers(tmp_path):
     assert "not read: no such file" in found.stdout
     assert "1 of 2 pass" in found.stdout
     assert "name folders, or give --all" in refused("parity")
+
+
+def test_without_lm_eval_it_is_said_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    assert "pip install 'hybridtf[eval]'" in refused("lm-eval", "--model", "hybridtf", "--tasks", "x")
 
 
 def _ours(tmp_path):

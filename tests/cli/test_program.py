@@ -51,6 +51,7 @@ OPTIONS = {
     ),
     "import": "FOLDER --dtype --json --output -o",
     "list": "KIND --json --verbose -v",
+    "lm-eval": "ARGUMENTS...",
     "match": "RECIPES... --flops --json --length --output --params --set --state-bytes -o",
     "new-plugin": "NAME --path",
     "parity": "FOLDERS... --all --json",

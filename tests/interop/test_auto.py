@@ -572,6 +572,37 @@ def test_a_class_is_read_from_the_last_real_token(tmp_path, pattern, side):
     close(again(ids, attention_mask=mask).logits, got)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [name for name, made in active()["mixers"].configs().items() if not made.looks_ahead])
+def test_every_mixer_in_a_classifier_with_adapters(name):
+    """Padding left and right, adapters on every projection, unmerged and merged: one answer a row."""
+    peft = pytest.importorskip("peft", reason="adapters are peft's")
+    tiny = active()["mixers"].configs()[name].tiny()
+    part = tiny.build(BuildContext(d_model=16, device=torch.device("meta")))
+    if part.reads or part.needs_context:
+        pytest.skip("needs what another layer writes")
+    ours = language_model("x x", blocks={"x": {"mixer": tiny, "channel_mixer": {"type": "swiglu", "d_ff": 8}}})
+    torch.set_default_dtype(torch.float64)
+    classifier = HybridTFForSequenceClassification(HybridTFConfig.from_recipe(ours.config, num_labels=3)).eval()
+    classifier.model.load_state_dict(ours.state_dict(), strict=False)
+    linear = [path for path, module in classifier.model.named_modules() if isinstance(module, torch.nn.Linear)]
+    options = peft.LoraConfig(
+        task_type="SEQ_CLS", target_modules="all-linear", exclude_modules=r".*\.low_rank\..*", r=2, init_lora_weights=False
+    )
+    model = peft.get_peft_model(classifier, options).eval()
+    adapted = [path for path, module in model.named_modules() if isinstance(module, peft.tuners.lora.Linear)]
+    assert len(adapted) == len([path for path in linear if ".low_rank." not in path])
+    prompts = [[1, 2, 3, 1, 2, 3, 1, 2, 4], [4, 5, 1, 2, 3], [6]]
+    want = torch.cat([model(input_ids=torch.tensor([prompt])).logits for prompt in prompts])
+    for side in ("left", "right"):
+        ids, mask = padded(prompts, side)
+        close(model(input_ids=ids, attention_mask=mask).logits, want)
+    merged = model.merge_and_unload()
+    assert not [path for path, module in merged.named_modules() if isinstance(module, peft.tuners.lora.Linear)]
+    close(merged(input_ids=ids, attention_mask=mask).logits, want)
+
+
 # -- adapters ----------------------------------------------------------------------------------------------------------
 
 

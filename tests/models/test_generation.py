@@ -54,6 +54,20 @@ def test_greedy_equals_argmax_of_full_forwards_for_unequal_prompts():
     assert len({tuple(row) for row in want}) > 1
 
 
+def test_a_row_ends_where_it_is_told_to():
+    model = build().eval()
+    whole = generate(model, PROMPTS, GenerationConfig(max_new_tokens=9))
+    made = [[] for _ in PROMPTS]
+
+    def ends(row, token):
+        return len(made[row]) == row  # the tokens before this one
+
+    for item in stream(model, PROMPTS, GenerationConfig(max_new_tokens=9), batch_size=2, ends=ends):
+        made[item.row].append(item.token)
+        assert item.last == (len(made[item.row]) == item.row + 1)
+    assert made == [row[: i + 1] for i, row in enumerate(whole)]
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 3, 100])
 def test_sampled_batch_equals_single_runs(chunk):
     model = build()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,12 +41,13 @@ def generate(
 
 def stream(
     model: LanguageModel, prompts: Sequence[Sequence[int]], config: GenerationConfig | None = None, *,
-    batch_size: int | None = None, prefix: Prefix | None = None,
+    batch_size: int | None = None, prefix: Prefix | None = None, ends: Callable[[int, int], bool] | None = None,
 ) -> Iterator[GeneratedToken]:
     """Yield tokens as they are drawn, row by row within a step.
 
     At most ``batch_size`` rows run at once (None: all); where one ends, the next prompt takes its place. After a ``prefix``
-    (:func:`read_prompt`) the prompts are its continuations, and may be empty.
+    (:func:`read_prompt`) the prompts are its continuations, and may be empty. ``ends`` is asked about each (row, token):
+    True ends that row with it.
 
     Raises :class:`DataError` for an empty prompt or an unknown token, :class:`LengthError` where a learned position table is
     too short, and :class:`ConfigError` for a model that cannot be cut in time.
@@ -60,7 +61,7 @@ def stream(
         require(model, "compile", "a compiled decode step")
     if len(prompts):
         with evaluating(model):
-            yield from _Stream(model, prompts, config, batch_size or len(prompts), prefix).run()
+            yield from _Stream(model, prompts, config, batch_size or len(prompts), prefix, ends).run()
 
 
 class _Stream:
@@ -68,9 +69,10 @@ class _Stream:
 
     def __init__(
         self, model: LanguageModel, prompts: Sequence[Sequence[int]], config: GenerationConfig, places: int,
-        prefix: Prefix | None,
+        prefix: Prefix | None, ends: Callable[[int, int], bool] | None,
     ) -> None:
         self.model, self.prompts, self.config, self.places, self.prefix = model, prompts, config, places, prefix
+        self.ends = ends
         self.waiting = deque(range(len(prompts)))
         self.generators = [torch.Generator().manual_seed(config.seed + row) for row in range(len(prompts))]
         before = () if prefix is None else prefix.tokens
@@ -89,7 +91,8 @@ class _Stream:
             for row, token, log_prob in zip(rows, tokens.tolist(), log_probs.tolist(), strict=True):
                 made[row] += 1
                 self.seen.add(row, token)
-                ended.append(made[row] == self.config.max_new_tokens or token in self.config.stop_tokens)
+                told = self.ends is not None and self.ends(row, token)
+                ended.append(told or made[row] == self.config.max_new_tokens or token in self.config.stop_tokens)
                 yield GeneratedToken(row, token, log_prob, ended[-1])
             kept = [i for i, last in enumerate(ended) if not last]
             fresh = self._take(self.places - len(kept))
