@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 
 from hybridtf.core import BuildContext, CheckpointError, HybridTFError, known_names
+from hybridtf.interop.defaults import ANYWHERE, DEFAULTS, UNUSED
 from hybridtf.interop.families import FAMILIES
-from hybridtf.interop.family import Family
+from hybridtf.interop.family import Family, Table
 from hybridtf.interop.settings import CONFIG, Settings, read_settings
 from hybridtf.interop.weight_map import WeightMap
 from hybridtf.models import LanguageModel, LanguageModelConfig
@@ -69,8 +70,7 @@ def family_of(settings: Settings) -> Family:
 
 def recipe_of(family: Family, settings: Settings) -> Recipe:
     """The recipe that the settings mean. Raises :class:`CheckpointError` for what is not understood."""
-    table = family.table(settings)
-    settings.refuse_the_rest()
+    table = table_of(family, settings)
     title = settings.values.get("_name_or_path") or family.architecture
     try:
         recipe = parse_recipe({"meta": {"title": str(title)}, "model": {"type": "language_model", **table}}, settings.where)
@@ -80,6 +80,15 @@ def recipe_of(family: Family, settings: Settings) -> Recipe:
     except HybridTFError as error:
         raise CheckpointError(f"{settings.where}: the settings are of no model that can be built: {error}") from error
     return recipe
+
+
+def table_of(family: Family, settings: Settings) -> Table:
+    """The section ``[model]``; raises as :func:`recipe_of`, but for what no model is built from."""
+    settings.fill(DEFAULTS.get(family.model_type, {}))
+    settings.says_nothing(ANYWHERE | UNUSED.get(family.model_type, {}))
+    table = family.table(settings)
+    settings.refuse_the_rest()
+    return table
 
 
 def links_of(family: Family, recipe: Recipe) -> WeightMap:

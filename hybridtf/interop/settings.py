@@ -19,7 +19,7 @@ CONFIG = "config.json"
 SILENT = frozenset({
     "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "architectures", "attention_dropout",
     "attn_implementation", "auto_map",
-    "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward", "dtype", "eos_token_id", "finetuning_task", "for_fim",
+    "begin_suppress_tokens", "bos_token_id", "cache_implementation", "chunk_size_feed_forward", "dtype", "eos_token_id", "finetuning_task", "for_fim",
     "id2label", "initializer_range", "is_decoder", "is_encoder_decoder", "label2id", "model_type", "num_logits_to_keep",
     "output_attentions", "output_hidden_states", "output_router_logits", "pad_token_id", "pretraining_tp", "problem_type",
     "return_dict", "router_aux_loss_coef", "router_jitter_noise", "torch_dtype", "transformers.js_config",
@@ -86,6 +86,16 @@ class Settings:
         found = Settings(values, f"{self.where}: {name}")
         self._inner.append(found)
         return found
+
+    def fill(self, defaults: Mapping[str, Any]) -> None:
+        """Settings that the file leaves out; unlike its own, they need not be asked for."""
+        left_out = defaults.keys() - self.values.keys()
+        self.values |= {name: defaults[name] for name in left_out}
+        self._read |= left_out
+
+    def says_nothing(self, known: Mapping[str, tuple[Any, ...]]) -> None:
+        """Settings from which nothing is computed, where they are as ``known``; empty: whatever they are."""
+        self._read |= {name for name, values in known.items() if not values or self.values.get(name) in values}
 
     def passed_over(self, *names: str) -> None:
         """These say nothing of the model in this family."""

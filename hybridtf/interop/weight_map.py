@@ -14,6 +14,9 @@ from torch import Tensor
 
 from hybridtf.core import CheckpointError, known_names
 
+FREQUENCIES = "rotary_emb.inv_freq"
+"""Tensors of older files that the settings give as well; transformers leaves them unread."""
+
 Change = Callable[[list[Tensor]], list[Tensor]]
 
 
@@ -118,7 +121,10 @@ class WeightMap:
         names = set(held)
         wanted = [name for link in self.links for name in link.theirs]
         missing = [name for name in wanted if name not in names]
-        rest = sorted(name for name in names - set(wanted) - self.copies.keys() if not name.startswith(self.silent))
+        rest = sorted(
+            name for name in names - set(wanted) - self.copies.keys()
+            if not name.startswith(self.silent) and not name.endswith(FREQUENCIES)
+        )
         if missing:
             which = "it" if len(missing) == 1 else "them"
             raise CheckpointError(f"{where}: {_some(missing)} missing; the settings ask for {which}")

@@ -103,6 +103,12 @@ def test_tensors_that_are_too_many_too_few_or_quantised(folder):
     refused(folder, "lm_head.weight is missing; the settings ask for it")
 
 
+def test_frequencies_of_older_files_are_left_unread(folder):
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    retensor(folder, lambda t: t.update({name: torch.ones(4)}))
+    assert import_checkpoint(folder).notes == ()
+
+
 def test_dtypes_are_kept_and_mixed_ones_widened_and_told(folder):
     def half(tensors):
         tensors.update({name: x.bfloat16() for name, x in tensors.items()})

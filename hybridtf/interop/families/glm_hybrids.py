@@ -26,6 +26,7 @@ _NO_PICTURES = {"depth": 0, "hidden_size": 16, "intermediate_size": 16, "num_hea
 def _glm(settings: Settings) -> Table:
     settings.take("text_config", kind=dict)
     text = settings.inner("text_config")
+    text.fill({"max_position_embeddings": 1048576})
     settings.passed_over("vision_config", *_MARKS)
     settings.only("tie_word_embeddings", False)
     norm, n = parts.norm(text, default=1e-5), text.count("num_hidden_layers", 45)
