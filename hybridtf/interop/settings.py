@@ -18,8 +18,8 @@ CONFIG = "config.json"
 
 SILENT = frozenset({
     "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "architectures", "attention_dropout",
-    "attn_implementation", "auto_map",
-    "begin_suppress_tokens", "bos_token_id", "cache_implementation", "chunk_size_feed_forward", "dtype", "eos_token_id", "finetuning_task", "for_fim",
+    "attn_implementation", "auto_map", "begin_suppress_tokens", "bos_token_id", "cache_implementation",
+    "chunk_size_feed_forward", "dtype", "eos_token_id", "finetuning_task", "for_fim",
     "id2label", "initializer_range", "is_decoder", "is_encoder_decoder", "label2id", "model_type", "num_logits_to_keep",
     "output_attentions", "output_hidden_states", "output_router_logits", "pad_token_id", "pretraining_tp", "problem_type",
     "return_dict", "router_aux_loss_coef", "router_jitter_noise", "torch_dtype", "transformers.js_config",

@@ -277,7 +277,7 @@ def _bailing(settings: Settings) -> Table:
 
 def _link_bailing(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config, embedding="word_embeddings")
-    links.passed_over(f"model.layers.{len(config.layers())}.")  # a layer more, which tells the token after the next
+    links.further(f"model.layers.{len(config.layers())}.")  # a layer more, which tells the token after the next
     for i, name in enumerate(config.layers()):
         block: Any = config.blocks[name]
         ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"

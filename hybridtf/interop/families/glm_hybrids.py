@@ -106,8 +106,8 @@ def _indexed(text: Settings, norm: Table, choice: str) -> Table:
 def _link(links: WeightMap, config: LanguageModelConfig) -> None:
     prefix = "model.language_model"
     parts.link_ends(links, config, prefix=prefix)
-    # A layer more tells the token after the next.
-    links.passed_over("model.visual.", f"{prefix}.layers.{len(config.layers())}.")
+    links.passed_over("model.visual.")
+    links.further(f"{prefix}.layers.{len(config.layers())}.")  # tells the token after the next
     for i, name in enumerate(config.layers()):
         block: Any = config.blocks[name]
         ours, theirs = f"stack.layers.{i}", f"{prefix}.layers.{i}"
