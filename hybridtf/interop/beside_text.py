@@ -47,9 +47,8 @@ def text_settings(settings: Settings) -> Settings:
     text_type, tied = AROUND[name]
     text = Settings({"model_type": text_type, **settings.take("text_config")}, f"{settings.where}: text_config")
     own, outer = text.values.get("tie_word_embeddings"), settings.take("tie_word_embeddings", None, kind=bool)
-    if own is not None and own != (tied if outer is None else outer):
-        also = f"{outer} beside it" if outer is not None else f"nowhere else, where {name} takes {tied}"
-        raise CheckpointError(f"{text.where}: tie_word_embeddings is {own}, and {also}")
+    if own is not None and outer is None and own != tied:  # else what stands outside counts
+        raise CheckpointError(f"{text.where}: tie_word_embeddings is {own}; beside it nothing is said, and {name} takes {tied}")
     text.values["tie_word_embeddings"] = tied if outer is None else outer
     if "quantization_config" in settings:
         text.values.setdefault("quantization_config", settings.take("quantization_config"))
@@ -80,7 +79,9 @@ def further_heads(settings: Settings, n_layers: int) -> tuple[str, ...]:
 
 def heads_left_aside(names: Iterable[str], begins: tuple[str, ...]) -> Notes:
     """What to say of them."""
-    found = [name for name in names if name.startswith(begins)]
+    found = sorted(name for name in names if name.startswith(begins))
     if not found:
         return ()
-    return (f"left aside: {len(found):,} tensors of heads that tell further tokens ({found[0]} and so on)",)
+    if len(found) == 1:
+        return (f"left aside: 1 tensor of a head that tells further tokens: {found[0]}",)
+    return (f"left aside: {len(found):,} tensors of heads that tell further tokens: {found[0]} to {found[-1]}",)

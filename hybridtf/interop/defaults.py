@@ -26,7 +26,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "flint": {"intermediate_size": 6144, "max_position_embeddings": 262144},
     "gemma": {"max_position_embeddings": 8192, "num_key_value_heads": 16},
     "gemma2": {"max_position_embeddings": 8192, "num_key_value_heads": 4},
-    "gemma3_text": {"max_position_embeddings": 131072, "num_key_value_heads": 4},
+    "gemma3_text": {
+        "max_position_embeddings": 131072, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208,
+    },
     "glm4": {"head_dim": 128, "max_position_embeddings": 131072, "num_key_value_heads": 2},
     "glm_moe_dsa": {"max_position_embeddings": 202752, "num_key_value_heads": 64},
     "gpt2": {"n_positions": 1024},

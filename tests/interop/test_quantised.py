@@ -115,7 +115,7 @@ def test_mxfp4_of_gpt_oss(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    **{method: ({"quant_method": method}, rf"quantised \({method}\); read are fp8, mxfp4") for method in ("gptq", "awq", "hqq")},
+    **{one: ({"quant_method": one}, rf"quantised \({one}\); read are fp8, mxfp4") for one in ("gptq", "awq", "hqq")},
     "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quantised \\(bitsandbytes\\)"),
     "compressed-tensors": ({"quant_method": "compressed-tensors"}, "quantised \\(compressed-tensors\\)"),
     "no block": ({"quant_method": "fp8"}, "weight_block_size is missing"),
