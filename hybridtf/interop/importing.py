@@ -13,8 +13,9 @@ from hybridtf.interop.beside_text import further_heads, heads_left_aside, text_s
 from hybridtf.interop.defaults import ANYWHERE, DEFAULTS, UNUSED
 from hybridtf.interop.families import FAMILIES
 from hybridtf.interop.family import Family, Table
+from hybridtf.interop.gguf_files import SUFFIX, read_gguf
 from hybridtf.interop.settings import CONFIG, Settings, read_settings
-from hybridtf.interop.tensors import Tensors, made_whole, quantisation_of, stored
+from hybridtf.interop.tensors import Notes, Tensors, made_whole, quantisation_of, stored
 from hybridtf.interop.weight_map import WeightMap
 from hybridtf.models import LanguageModel, LanguageModelConfig
 from hybridtf.models.weights import assign_weights, canonical_tensors, read_weights
@@ -34,34 +35,45 @@ class Imported:
     notes: tuple[str, ...]
 
 
-def import_checkpoint(folder: str | Path, *, dtype: torch.dtype | None = None) -> Imported:
+def import_checkpoint(source: str | Path, *, dtype: torch.dtype | None = None) -> Imported:
     """The model of a folder with ``config.json`` and ``model.safetensors`` (or its shards and their index), in the published
-    names.
+    names, or of a GGUF file.
 
     Every setting is understood and every tensor has its place, or :class:`CheckpointError` says which has not. ``dtype``: None
     for that of the files; where they have several, the widest, which holds all of them exactly.
     """
-    folder = Path(folder)
-    whole = read_settings(folder / CONFIG)
+    source = Path(source)
+    if source.suffix == SUFFIX:
+        settings, tensors, told = read_gguf(source)
+        family = family_of(settings)
+        return _filled(source, family, recipe_of(family, settings), settings, tensors, told, dtype)
+    whole = read_settings(source / CONFIG)
     settings = text_settings(whole)
     family, quantised = family_of(settings), quantisation_of(settings)
     recipe = recipe_of(family, settings)
-    assert isinstance(recipe.model, LanguageModelConfig)
-    tensors, told = made_whole(stored(read_weights(folder / WEIGHTS)), quantised, dtype)
+    tensors, told = made_whole(stored(read_weights(source / WEIGHTS)), quantised, dtype)
     if settings is not whole:
         tensors, aside = text_tensors(tensors)
         told = (f"the text of a {whole.values['model_type']}, read as {family.model_type}", *aside, *told)
+    return _filled(source, family, recipe, settings, tensors, told, dtype)
+
+
+def _filled(
+    source: Path, family: Family, recipe: Recipe, settings: Settings, tensors: Tensors, told: Notes, dtype: torch.dtype | None
+) -> Imported:
+    """The recipe's model with the tensors in their places."""
+    assert isinstance(recipe.model, LanguageModelConfig)
     links = links_of(family, recipe)
     links.further(*further_heads(settings, len(recipe.model.layers())))
     if family.prefix and not any(name.startswith(family.prefix) for name in tensors):
         links.shorten(family.prefix)
-    links.check_names(tensors, str(folder))
+    links.check_names(tensors, str(source))
     chosen, notes = _dtype(tensors, links, dtype)
     told = (*told, *heads_left_aside(tensors, links.further_heads))
     model = recipe.model.build(BuildContext(d_model=0, param_dtype=chosen))
     own = canonical_tensors(model)
-    ours = {name: value.to(own[name].dtype) for name, value in links.read(tensors, str(folder))}
-    assign_weights(model, ours, where=str(folder))
+    ours = {name: value.to(own[name].dtype) for name, value in links.read(tensors, str(source))}
+    assign_weights(model, ours, where=str(source))
     return Imported(model.eval(), recipe, family, chosen, (*told, *notes, *family.notes(recipe.model)))
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers", reason="the oracles need transformers")
-from hybridtf.core import CheckpointError, ConfigError
+from hybridtf.core import CheckpointError, ConfigError, HybridTFError
 from hybridtf.interop import export_checkpoint, import_checkpoint
 from hybridtf.models import LanguageModelConfig
 from hybridtf.models.weights import write_tensors
@@ -141,6 +142,12 @@ def test_what_no_family_has_is_not_written(folder, tmp_path):
     assert not out.exists()
     with pytest.raises(CheckpointError, match="is there already and not empty"):
         export_checkpoint(model, folder)
+
+
+def test_gguf_without_its_package(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(HybridTFError, match=r"reading GGUF needs gguf and transformers: pip install 'hybridtf\[gguf\]'"):
+        import_checkpoint(tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize(
