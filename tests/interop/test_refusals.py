@@ -136,7 +136,7 @@ def test_what_no_family_has_is_not_written(folder, tmp_path):
     table = model.config.to_dict()
     table["blocks"]["a"]["mixer"]["sinks"] = True
     odd = LanguageModelConfig(**table).build()
-    said = r"no published family has this model: llama comes nearest and cannot say layers\[0\].mixer.sinks"
+    said = r"no published family has this model: llama comes nearest and cannot say layer 0 \(block a\): mixer.sinks = True"
     with pytest.raises(CheckpointError, match=said):
         export_checkpoint(odd, out)
     assert not out.exists()
@@ -148,6 +148,36 @@ def test_gguf_without_its_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(HybridTFError, match=r"reading GGUF needs gguf and transformers: pip install 'hybridtf\[gguf\]'"):
         import_checkpoint(tmp_path / "model.gguf")
+
+
+EDITS = {
+    "a mamba layer": (lambda block: block | {"mixer": {"type": "mamba"}}, "mixer.type = 'mamba' (it has 'attention')"),
+    "another norm": (lambda block: block | {"norm": {"type": "layer_norm"}}, "norm.type = 'layer_norm' (it has 'rms_norm')"),
+    "a window": (lambda block: block | {"mixer": block["mixer"] | {"window": 4}}, "mixer.window = 4 (it has None)"),
+}
+
+
+def with_an_odd_layer(folder, edit):
+    """A Llama of which one layer is another block."""
+    table = import_checkpoint(folder).model.config.to_dict()
+    block = table["blocks"]["a"]
+    return LanguageModelConfig(**{**table, "blocks": {"a": block, "b": EDITS[edit][0](block)}, "pattern": "a b a"}).build()
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_the_layer_that_a_family_cannot_say_is_named(folder, tmp_path, edit):
+    with pytest.raises(CheckpointError) as refusal:
+        export_checkpoint(with_an_odd_layer(folder, edit), tmp_path / "out", family="llama")
+    assert f"llama comes nearest and cannot say layer 1 (block b): {EDITS[edit][1]}" in str(refusal.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_a_family_the_nearest_is_asked(folder, tmp_path):
+    export_checkpoint(with_an_odd_layer(folder, "a window"), tmp_path / "out")
+    kinds = json.loads((tmp_path / "out" / "config.json").read_text())["layer_types"]
+    assert kinds == ["full_attention", "sliding_attention", "full_attention"]
+    with pytest.raises(CheckpointError, match=r"llama comes nearest and cannot say layer 1 \(block b\): mixer.type = 'mamba'"):
+        export_checkpoint(with_an_odd_layer(folder, "a mamba layer"), tmp_path / "none")
 
 
 @pytest.mark.parametrize(
