@@ -52,7 +52,8 @@ def text_settings(settings: Settings) -> Settings:
     text.values["tie_word_embeddings"] = tied if outer is None else outer
     if "quantization_config" in settings:
         text.values.setdefault("quantization_config", settings.take("quantization_config"))
-    settings.passed_over("model_type", *(one for one in settings.values if one.startswith(OF_OTHERS)))
+    others = [one for one in settings.values if one.startswith(OF_OTHERS)]
+    settings.passed_over("model_type", "ignore_index", "vocab_size", *others)
     settings.refuse_the_rest()
     return text
 

@@ -94,6 +94,11 @@ ANYWHERE: dict[str, tuple[Any, ...]] = {
 }
 """How tokens are drawn, which older versions wrote into every file, and what no decoder has."""
 
+QWEN3_5: dict[str, tuple[Any, ...]] = {
+    "attn_output_gate": (True,), "mamba_ssm_dtype": ANYTHING, "mlp_only_layers": ([],), "mtp_num_hidden_layers": ANYTHING,
+    "mtp_use_dedicated_embeddings": ANYTHING,
+}
+
 UNUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     "bamba": {"attn_rotary_emb": ANYTHING},
     "diffllama": {"mlp_bias": (False,), "num_diff_heads": ANYTHING},
@@ -117,6 +122,8 @@ UNUSED: dict[str, dict[str, tuple[Any, ...]]] = {
         "mlp_bias": (False,),
     },
     "qwen2": {"dual_chunk_attention_config": ANYTHING, "use_mrope": (False,)},
+    "qwen3_5_moe_text": QWEN3_5,
+    "qwen3_5_text": QWEN3_5,
     "stablelm": {
         "norm_eps": ANYTHING, "num_heads": ANYTHING, "rope_pct": (0.25,), "rotary_scaling_factor": (1.0,),
     },

@@ -28,6 +28,12 @@ SILENT = frozenset({
 })
 """Ids of special tokens, training, caching, file formats: the scores of a token are the same whatever they say."""
 
+FIRST_KINDS = {
+    "mamba": "linear_attention", "attention": "full_attention", "deepseek_sparse_attention": "indexed_attention",
+    "qwen_sparse_attention": "indexed_attention",
+}
+"""Entries of ``layer_types`` by the names that they had first, in all families."""
+
 _MISSING: Any = object()
 
 
@@ -36,6 +42,9 @@ class Settings:
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.values, self.where = dict(values), where
+        kinds = self.values.get("layer_types")
+        if isinstance(kinds, list):
+            self.values["layer_types"] = [FIRST_KINDS.get(kind, kind) if isinstance(kind, str) else kind for kind in kinds]
         self._read: set[str] = set()
         self._inner: list[Settings] = []
 
