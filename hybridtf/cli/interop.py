@@ -45,7 +45,7 @@ def register(app: typer.Typer) -> None:
 
 
 def import_(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with config.json and safetensors.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with config.json and safetensors, or a GGUF file.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The model folder to write.")],
     dtype: Annotated[
         Dtype | None, typer.Option("--dtype", help="Keep the tensors in it. Default: that of the files, or the widest of them.")

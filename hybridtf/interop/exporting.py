@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -55,20 +57,55 @@ def _expressed(config: LanguageModelConfig, name: str | None) -> tuple[Family, d
     nearest: tuple[int, str] | None = None
     for family in asked:
         try:
-            settings = {"model_type": family.model_type, "architectures": [family.architecture], **family.settings(config)}
-            again = recipe_of(family, Settings(settings, CONFIG)).model
+            settings, again = _read_back(family, config)
         except (HybridTFError, *OF_ANOTHER_KIND) as error:
-            if name is not None:
+            found = _without_odd_layers(family, config)
+            if found is None and name is not None:
                 why = str(error) if isinstance(error, HybridTFError) else "its layers are of other kinds"
                 raise CheckpointError(f"{family.model_type} cannot say this model ({config.pattern}): {why}") from error
-            continue
-        assert isinstance(again, LanguageModelConfig)
+            if found is None:
+                continue
+            settings, again = None, found
         faults = list(differences(layer_tables(config), layer_tables(again)))
-        if not faults:
+        if not faults and settings is not None:
             return family, settings
-        if nearest is None or len(faults) < nearest[0]:
-            nearest = len(faults), f"{family.model_type} comes nearest and cannot say {faults[0]}"
+        if faults and (nearest is None or len(faults) < nearest[0]):
+            nearest = len(faults), f"{family.model_type} comes nearest and cannot say {_by_layer(config, faults)}"
     raise CheckpointError("no published family has this model" + ("" if nearest is None else f": {nearest[1]}"))
+
+
+def _read_back(family: Family, config: LanguageModelConfig) -> tuple[dict[str, Any], LanguageModelConfig]:
+    """What the family says of the model, and the model that this means."""
+    settings = {"model_type": family.model_type, "architectures": [family.architecture], **family.settings(config)}
+    again = recipe_of(family, Settings(settings, CONFIG)).model
+    assert isinstance(again, LanguageModelConfig)
+    return settings, again
+
+
+def _without_odd_layers(family: Family, config: LanguageModelConfig) -> LanguageModelConfig | None:
+    """The family's model of the most frequent layer alone, to say which layers it is that it does not have."""
+    layers = config.layers()
+    (most, n), *_ = Counter(layers).most_common()
+    if n == len(layers):
+        return None
+    blocks = {most: config.to_dict()["blocks"][most]}
+    try:
+        alike = LanguageModelConfig(**config.to_dict() | {"blocks": blocks, "pattern": f"{most}*{len(layers)}"})
+        return _read_back(family, alike)[1]
+    except (HybridTFError, *OF_ANOTHER_KIND):
+        return None
+
+
+def _by_layer(config: LanguageModelConfig, faults: list[str]) -> str:
+    """The first fault, with the letter of its block where it is of a layer, and which other layers have faults."""
+    layers = config.layers()
+    found = [(int(at[1]), at[2]) for at in (re.fullmatch(r"layers\[(\d+)\]\.(.*)", fault) for fault in faults) if at]
+    if len(found) < len(faults):
+        return next(fault for fault in faults if not fault.startswith("layers["))
+    first, what = found[0]
+    others = sorted({i for i, _ in found} - {first})
+    also = "" if not others else f"; nor layer{'s'[: len(others) > 1]} {', '.join(map(str, others[:8]))}"
+    return f"layer {first} (block {layers[first]}): {what}{also}{' and more' if len(others) > 8 else ''}"
 
 
 def layer_tables(config: LanguageModelConfig) -> dict[str, Any]:
@@ -93,6 +130,9 @@ def _as_called(tensor: str, called: Mapping[str, str]) -> str:
 def differences(ours: Any, again: Any, path: str = "") -> Iterator[str]:
     """Where two tables differ, in words."""
     if isinstance(ours, Mapping) and isinstance(again, Mapping):
+        if ours.get("type") != again.get("type"):  # their other options are of different things
+            yield f"{path}.type = {ours.get('type')!r} (it has {again.get('type')!r})".removeprefix(".")
+            return
         for name in sorted(ours.keys() | again.keys()):
             yield from differences(ours.get(name), again.get(name), f"{path}.{name}" if path else name)
     elif isinstance(ours, list) and isinstance(again, list):

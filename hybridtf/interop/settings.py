@@ -18,8 +18,8 @@ CONFIG = "config.json"
 
 SILENT = frozenset({
     "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "architectures", "attention_dropout",
-    "attn_implementation", "auto_map",
-    "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward", "dtype", "eos_token_id", "finetuning_task", "for_fim",
+    "attn_implementation", "auto_map", "begin_suppress_tokens", "bos_token_id", "cache_implementation",
+    "chunk_size_feed_forward", "dtype", "eos_token_id", "finetuning_task", "for_fim",
     "id2label", "initializer_range", "is_decoder", "is_encoder_decoder", "label2id", "model_type", "num_logits_to_keep",
     "output_attentions", "output_hidden_states", "output_router_logits", "pad_token_id", "pretraining_tp", "problem_type",
     "return_dict", "router_aux_loss_coef", "router_jitter_noise", "torch_dtype", "transformers.js_config",
@@ -27,6 +27,12 @@ SILENT = frozenset({
     "use_mamba_kernels", "use_mambapy",
 })
 """Ids of special tokens, training, caching, file formats: the scores of a token are the same whatever they say."""
+
+FIRST_KINDS = {
+    "mamba": "linear_attention", "attention": "full_attention", "deepseek_sparse_attention": "indexed_attention",
+    "qwen_sparse_attention": "indexed_attention",
+}
+"""Entries of ``layer_types`` by the names that they had first, in all families."""
 
 _MISSING: Any = object()
 
@@ -36,6 +42,9 @@ class Settings:
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.values, self.where = dict(values), where
+        kinds = self.values.get("layer_types")
+        if isinstance(kinds, list):
+            self.values["layer_types"] = [FIRST_KINDS.get(kind, kind) if isinstance(kind, str) else kind for kind in kinds]
         self._read: set[str] = set()
         self._inner: list[Settings] = []
 
@@ -86,6 +95,16 @@ class Settings:
         found = Settings(values, f"{self.where}: {name}")
         self._inner.append(found)
         return found
+
+    def fill(self, defaults: Mapping[str, Any]) -> None:
+        """Settings that the file leaves out; unlike its own, they need not be asked for."""
+        left_out = defaults.keys() - self.values.keys()
+        self.values |= {name: defaults[name] for name in left_out}
+        self._read |= left_out
+
+    def says_nothing(self, known: Mapping[str, tuple[Any, ...]]) -> None:
+        """Settings from which nothing is computed, where they are as ``known``; empty: whatever they are."""
+        self._read |= {name for name, values in known.items() if not values or self.values.get(name) in values}
 
     def passed_over(self, *names: str) -> None:
         """These say nothing of the model in this family."""

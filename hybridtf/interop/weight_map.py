@@ -14,6 +14,9 @@ from torch import Tensor
 
 from hybridtf.core import CheckpointError, known_names
 
+FREQUENCIES = "rotary_emb.inv_freq"
+"""Tensors of older files that the settings give as well; transformers leaves them unread."""
+
 Change = Callable[[list[Tensor]], list[Tensor]]
 
 
@@ -37,6 +40,8 @@ class WeightMap:
         """Tensors of theirs that a checkpoint may hold once more: each has to equal the other."""
         self.silent: tuple[str, ...] = ()
         """How tensors begin that a checkpoint may hold and the scores of a token do not ask for."""
+        self.further_heads: tuple[str, ...] = ()
+        """Those of them that are said."""
 
     # -- what families say ----------------------------------------------------------------------------------------------
 
@@ -83,11 +88,17 @@ class WeightMap:
         """Tensors that begin so are left unread, and are not written: further heads, and what the settings give as well."""
         self.silent += prefixes
 
+    def further(self, *prefixes: str) -> None:
+        """The same of heads that tell further tokens; an import says that it left them."""
+        self.passed_over(*prefixes)
+        self.further_heads += prefixes
+
     def shorten(self, prefix: str) -> None:
         """Theirs without ``prefix``, as a checkpoint of the model without its head has them."""
         self.links = [replace(link, theirs=tuple(name.removeprefix(prefix) for name in link.theirs)) for link in self.links]
         self.copies = {name.removeprefix(prefix): of.removeprefix(prefix) for name, of in self.copies.items()}
         self.silent = tuple(name.removeprefix(prefix) for name in self.silent)
+        self.further_heads = tuple(name.removeprefix(prefix) for name in self.further_heads)
 
     def link(self, ours: Sequence[str], theirs: Sequence[str], read: Change, write: Change) -> None:
         """The general form."""
@@ -118,7 +129,10 @@ class WeightMap:
         names = set(held)
         wanted = [name for link in self.links for name in link.theirs]
         missing = [name for name in wanted if name not in names]
-        rest = sorted(name for name in names - set(wanted) - self.copies.keys() if not name.startswith(self.silent))
+        rest = sorted(
+            name for name in names - set(wanted) - self.copies.keys()
+            if not name.startswith(self.silent) and not name.endswith(FREQUENCIES)
+        )
         if missing:
             which = "it" if len(missing) == 1 else "them"
             raise CheckpointError(f"{where}: {_some(missing)} missing; the settings ask for {which}")

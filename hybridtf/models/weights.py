@@ -29,7 +29,7 @@ MAX_SHARD_BYTES = 5_000_000_000
 STORED = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
 }
 """Dtypes as safetensors writes them."""
 
@@ -181,7 +181,13 @@ class StoredTensors(Mapping[str, Tensor]):
 
     def dtypes(self) -> dict[str, torch.dtype]:
         """The dtype of each, from the files' headers alone."""
-        return {name: STORED[self._files[file].get_slice(name).get_dtype()] for name, file in self._where.items()}
+        found = {}
+        for name, file in self._where.items():
+            said = self._files[file].get_slice(name).get_dtype()
+            if said not in STORED:
+                raise CheckpointError(f"{self.path.with_name(file)}: {name} is {said}, which is not read")
+            found[name] = STORED[said]
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._where)

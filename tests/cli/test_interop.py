@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers", reason="the oracles need transformers")
-from hybridtf.models.weights import read_weights
+from hybridtf.models.weights import read_weights, write_tensors
 from tests.cli.helpers import as_json, ok, refused, run
 from tests.interop.oracles import oracle
 
@@ -34,6 +36,75 @@ def test_wrong_input_is_one_line(tmp_path):
     assert "no family is called 'lama'" in refused("export", _ours(tmp_path), "-o", tmp_path / "out", "--family", "lama")
     assert "--to" in refused("export", tmp_path / "ours", "-o", tmp_path / "out", "--to", "gguf")
     assert not (tmp_path / "out").exists()
+
+
+def _settings(folder, **change):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+
+
+def _tensors(folder, edit):
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    edit(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def _shards(folder):
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    file.unlink()
+    write_tensors(tensors, file, max_shard_bytes=40_000)
+    return sorted(folder.glob("model-*.safetensors"))
+
+
+def _cut(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def _wrong_index(folder):
+    _shards(folder)
+    file = folder / "model.safetensors.index.json"
+    index = json.loads(file.read_text())
+    index["weight_map"]["model.extra.weight"] = next(iter(index["weight_map"].values()))
+    file.write_text(json.dumps(index))
+
+
+BAD = {
+    "a shard is missing": (lambda folder: _shards(folder)[1].unlink(), "no such weights file, which"),
+    "a file is cut": (_cut, "not a readable safetensors file"),
+    "an index names more": (_wrong_index, "model.extra.weight is not in"),
+    "whole numbers": (
+        lambda folder: _tensors(folder, lambda t: t.update({"lm_head.weight": t["lm_head.weight"].to(torch.int8)})),
+        "lm_head.weight is torch.int8: quantised tensors are not read",
+    ),
+    "a dtype that torch lacks here": (
+        lambda folder: _tensors(folder, lambda t: t.update({"lm_head.weight": t["lm_head.weight"].to(torch.complex64)})),
+        "lm_head.weight is C64, which is not read",
+    ),
+    "a setting more": (lambda folder: _settings(folder, logit_scale=0.5), "logit_scale is not known of this family"),
+    "a tensor more": (
+        lambda folder: _tensors(folder, lambda t: t.update({"model.extra.weight": torch.ones(2)})),
+        "model.extra.weight is in the files and in no layer",
+    ),
+    "an unknown architecture": (lambda folder: _settings(folder, model_type="lama"), "no family reads model_type 'lama'"),
+    "other sizes": (lambda folder: _settings(folder, intermediate_size=40), "the settings ask for (40, 32)"),
+    "more layers": (lambda folder: _settings(folder, num_hidden_layers=4), "are missing; the settings ask for them"),
+    "fewer layers": (lambda folder: _settings(folder, num_hidden_layers=2), "in the files and in no layer"),
+    "another method": (
+        lambda folder: _settings(folder, quantization_config={"quant_method": "awq"}), "quantised (awq); read are fp8, mxfp4",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_checkpoint_is_one_line_and_nothing_is_written(tmp_path, case):
+    spoil, why = BAD[case]
+    folder = shutil.copytree(oracle("llama").folder, tmp_path / "theirs")
+    spoil(folder)
+    assert why in refused("import", folder, "-o", tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
 
 
 def test_parity_beside_transformers(tmp_path):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers", reason="the oracles need transformers")
-from hybridtf.core import CheckpointError, ConfigError
+from hybridtf.core import CheckpointError, ConfigError, HybridTFError
 from hybridtf.interop import export_checkpoint, import_checkpoint
 from hybridtf.models import LanguageModelConfig
 from hybridtf.models.weights import write_tensors
@@ -103,6 +104,12 @@ def test_tensors_that_are_too_many_too_few_or_quantised(folder):
     refused(folder, "lm_head.weight is missing; the settings ask for it")
 
 
+def test_frequencies_of_older_files_are_left_unread(folder):
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    retensor(folder, lambda t: t.update({name: torch.ones(4)}))
+    assert import_checkpoint(folder).notes == ()
+
+
 def test_dtypes_are_kept_and_mixed_ones_widened_and_told(folder):
     def half(tensors):
         tensors.update({name: x.bfloat16() for name, x in tensors.items()})
@@ -129,12 +136,48 @@ def test_what_no_family_has_is_not_written(folder, tmp_path):
     table = model.config.to_dict()
     table["blocks"]["a"]["mixer"]["sinks"] = True
     odd = LanguageModelConfig(**table).build()
-    said = r"no published family has this model: llama comes nearest and cannot say layers\[0\].mixer.sinks"
+    said = r"no published family has this model: llama comes nearest and cannot say layer 0 \(block a\): mixer.sinks = True"
     with pytest.raises(CheckpointError, match=said):
         export_checkpoint(odd, out)
     assert not out.exists()
     with pytest.raises(CheckpointError, match="is there already and not empty"):
         export_checkpoint(model, folder)
+
+
+def test_gguf_without_its_package(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(HybridTFError, match=r"reading GGUF needs gguf and transformers: pip install 'hybridtf\[gguf\]'"):
+        import_checkpoint(tmp_path / "model.gguf")
+
+
+EDITS = {
+    "a mamba layer": (lambda block: block | {"mixer": {"type": "mamba"}}, "mixer.type = 'mamba' (it has 'attention')"),
+    "another norm": (lambda block: block | {"norm": {"type": "layer_norm"}}, "norm.type = 'layer_norm' (it has 'rms_norm')"),
+    "a window": (lambda block: block | {"mixer": block["mixer"] | {"window": 4}}, "mixer.window = 4 (it has None)"),
+}
+
+
+def with_an_odd_layer(folder, edit):
+    """A Llama of which one layer is another block."""
+    table = import_checkpoint(folder).model.config.to_dict()
+    block = table["blocks"]["a"]
+    return LanguageModelConfig(**{**table, "blocks": {"a": block, "b": EDITS[edit][0](block)}, "pattern": "a b a"}).build()
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_the_layer_that_a_family_cannot_say_is_named(folder, tmp_path, edit):
+    with pytest.raises(CheckpointError) as refusal:
+        export_checkpoint(with_an_odd_layer(folder, edit), tmp_path / "out", family="llama")
+    assert f"llama comes nearest and cannot say layer 1 (block b): {EDITS[edit][1]}" in str(refusal.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_a_family_the_nearest_is_asked(folder, tmp_path):
+    export_checkpoint(with_an_odd_layer(folder, "a window"), tmp_path / "out")
+    kinds = json.loads((tmp_path / "out" / "config.json").read_text())["layer_types"]
+    assert kinds == ["full_attention", "sliding_attention", "full_attention"]
+    with pytest.raises(CheckpointError, match=r"llama comes nearest and cannot say layer 1 \(block b\): mixer.type = 'mamba'"):
+        export_checkpoint(with_an_odd_layer(folder, "a mamba layer"), tmp_path / "none")
 
 
 @pytest.mark.parametrize(

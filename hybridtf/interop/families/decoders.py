@@ -45,9 +45,11 @@ def window(settings: Settings, layer: int, *, used: bool = True) -> Table:
     return {"window": size} if kind == "sliding_attention" else {}
 
 
-def prenorm(settings: Settings, mixer: Mixer, channel: Callable[[Settings, int], Table]) -> Table:
+def prenorm(
+    settings: Settings, mixer: Mixer, channel: Callable[[Settings, int], Table], *, theta: float = 10000.0
+) -> Table:
     """A pre-norm stack of rotary attention."""
-    norm, position = parts.norm(settings), rope(settings)
+    norm, position = parts.norm(settings), rope(settings, theta=theta)
     layers = [
         {
             "mixer": mixer(settings, {**heads(settings), "position": position}, i), "channel_mixer": channel(settings, i),
@@ -77,18 +79,21 @@ def _alike(settings: Settings, attention: Table, used: bool = True) -> Table:
 
 
 def _qwen2(settings: Settings, attention: Table, layer: int) -> Table:
-    used = settings.flag("use_sliding_window", False)
-    from_layer = settings.take("max_window_layers", 0, kind=int)
-    has = window(settings, layer, used=used and layer >= from_layer)
-    return {**attention, "qkv_bias": True, **(has if used or "layer_types" in settings else {})}
+    return {**attention, "qkv_bias": True, **_qwen_window(settings, layer)}
 
 
 def _qwen3(settings: Settings, attention: Table, layer: int) -> Table:
-    used = settings.flag("use_sliding_window", False)
-    from_layer = settings.take("max_window_layers", 0, kind=int)
-    has = window(settings, layer, used=used and layer >= from_layer)
     bias = {"qkv_bias": True, "out_bias": True} if settings.flag("attention_bias", False) else {}
-    return {**attention, **bias, "qk_norm": parts.norm(settings), **(has if used or "layer_types" in settings else {})}
+    return {**attention, **bias, "qk_norm": parts.norm(settings), **_qwen_window(settings, layer)}
+
+
+def _qwen_window(settings: Settings, layer: int) -> Table:
+    """From ``max_window_layers`` on where ``layer_types`` does not say, and only where windows are used."""
+    used, from_layer = settings.flag("use_sliding_window", False), settings.take("max_window_layers", 28, kind=int)
+    found = window(settings, layer, used=used and layer >= from_layer)
+    if found and not used:
+        raise CheckpointError(f"{settings.where}: layer_types[{layer}] is sliding_attention, and use_sliding_window is false")
+    return found
 
 
 def _qwen3_alike(settings: Settings, attention: Table, layer: int) -> Table:
@@ -221,7 +226,7 @@ FAMILIES = (
     Family("qwen2", "Qwen2ForCausalLM", lambda s: prenorm(s, _qwen2, _dense), link, _qwen_settings),
     Family("qwen3", "Qwen3ForCausalLM", lambda s: prenorm(s, _qwen3, _dense), link, _qwen_settings),
     Family(
-        "mixtral", "MixtralForCausalLM", lambda s: prenorm(s, lambda t, a, _: _alike(t, a), _mixtral),
+        "mixtral", "MixtralForCausalLM", lambda s: prenorm(s, lambda t, a, _: _alike(t, a), _mixtral, theta=1e6),
         partial(link, experts="block_sparse_moe", gates=("w1", "w3", "w2")), _mixtral_settings,
     ),
     Family("qwen3_moe", "Qwen3MoeForCausalLM", lambda s: prenorm(s, _qwen3_alike, _qwen3_moe), link, _qwen3_moe_settings),

@@ -114,7 +114,7 @@ def _inverse(number: float) -> float:
 
 def _cohere(settings: Settings) -> Table:
     norm: Table = {"type": "layer_norm", "eps": settings.number("layer_norm_eps", 1e-5), "bias": False}
-    attention = {**heads(settings), **_bias(settings), "position": {**rope(settings), "interleaved": True}}
+    attention = {**heads(settings), **_bias(settings), "position": {**rope(settings, theta=500000.0), "interleaved": True}}
     if settings.flag("use_qk_norm", False):
         attention |= {"qk_norm": norm, "qk_norm_over": "each_head"}
     block = {

@@ -50,8 +50,9 @@ def _olmo(settings: Settings) -> Table:
 def _olmo_position(settings: Settings) -> Table:
     """A base that is said to be null means that positions are not told; where nothing is said, the usual one."""
     said = settings.values.get("rope_parameters")
-    if isinstance(said, dict) and said.get("rope_theta", 0) is None and "rope_theta" not in settings:
-        settings.passed_over("rope_parameters", "rope_scaling")
+    base = (said or {}).get("rope_theta", settings.values.get("rope_theta", 10000.0))
+    if base is None:
+        settings.passed_over("rope_parameters", "rope_scaling", "rope_theta")
         return {"type": "none"}
     return rope(settings)
 
@@ -276,7 +277,7 @@ def _bailing(settings: Settings) -> Table:
 
 def _link_bailing(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config, embedding="word_embeddings")
-    links.passed_over(f"model.layers.{len(config.layers())}.")  # a layer more, which tells the token after the next
+    links.further(f"model.layers.{len(config.layers())}.")  # a layer more, which tells the token after the next
     for i, name in enumerate(config.layers()):
         block: Any = config.blocks[name]
         ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"

@@ -26,6 +26,7 @@ _NO_PICTURES = {"depth": 0, "hidden_size": 16, "intermediate_size": 16, "num_hea
 def _glm(settings: Settings) -> Table:
     settings.take("text_config", kind=dict)
     text = settings.inner("text_config")
+    text.fill({"max_position_embeddings": 1048576})
     settings.passed_over("vision_config", *_MARKS)
     settings.only("tie_word_embeddings", False)
     norm, n = parts.norm(text, default=1e-5), text.count("num_hidden_layers", 45)
@@ -105,8 +106,8 @@ def _indexed(text: Settings, norm: Table, choice: str) -> Table:
 def _link(links: WeightMap, config: LanguageModelConfig) -> None:
     prefix = "model.language_model"
     parts.link_ends(links, config, prefix=prefix)
-    # A layer more tells the token after the next.
-    links.passed_over("model.visual.", f"{prefix}.layers.{len(config.layers())}.")
+    links.passed_over("model.visual.")
+    links.further(f"{prefix}.layers.{len(config.layers())}.")  # tells the token after the next
     for i, name in enumerate(config.layers()):
         block: Any = config.blocks[name]
         ours, theirs = f"stack.layers.{i}", f"{prefix}.layers.{i}"

@@ -144,6 +144,8 @@ def _gpt2_settings(config: LanguageModelConfig) -> Table:
 def _gpt_neox(settings: Settings) -> Table:
     norm = plain_norm(settings, "layer_norm_eps")
     theta, fraction = settings.number("rotary_emb_base", 10000.0), settings.number("rotary_pct", 0.25)
+    settings.only("rope_theta", theta)  # only the older names count
+    settings.only("partial_rotary_factor", fraction)
     attention = {
         "type": "attention", "n_heads": settings.count("num_attention_heads"),
         "position": rope(settings, theta=theta, fraction=fraction),

@@ -185,7 +185,7 @@ def _link(links: WeightMap, config: LanguageModelConfig) -> None:
         links.same(f"{ours}.channel_mixer.selection.bias", f"{theirs}.mlp.gate.e_score_correction_bias")
         parts.link_experts(links, f"{ours}.channel_mixer.experts", f"{theirs}.mlp.experts", block.channel_mixer.n_experts)
         parts.link_gated(links, f"{ours}.channel_mixer.shared", f"{theirs}.mlp.shared_experts")
-    links.passed_over(f"model.layers.{len(config.layers())}.")  # predicts the token after the next
+    links.further(f"model.layers.{len(config.layers())}.")  # predicts the token after the next
 
 
 def _deepseek_settings(config: LanguageModelConfig) -> Table:

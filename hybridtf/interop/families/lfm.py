@@ -93,9 +93,10 @@ def _lfm3(settings: Settings) -> Table:
     bias = {"qkv_bias": True, "out_bias": True} if settings.flag("attention_bias", False) else {}
     gate = {"output_gate": True, "output_gate_per": "head"} if settings.flag("use_attention_gate", True) else {}
     attention = {**heads(settings), "head_dim": settings.count("head_dim", 128), **bias, **gate, "qk_norm": norm}
-    local, whole = {"type": "rope"}, {"type": "rope", "theta": 1e6, "scaling": {"type": "proportional", "turning": 0.5}}
+    half = {"type": "proportional", "factor": 1.0, "turning": 0.5}
+    local, whole = {"type": "rope"}, {"type": "rope", "theta": 1e6, "scaling": half}
     if "rope_parameters" in settings:
-        local, whole = rope(settings, kind="sliding_attention"), rope(settings, kind="full_attention")
+        local, whole = (rope(settings, theta=1e6, kind=kind) for kind in ("sliding_attention", "full_attention"))
     mixers = {
         "conv": _convolution(settings, 7), "full_attention": {**attention, "position": whole},
         "sliding_attention": {**attention, "position": local, "window": settings.count("sliding_window", 256)},

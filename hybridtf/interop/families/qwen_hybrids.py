@@ -127,7 +127,6 @@ def _link_channel(links: WeightMap, ours: str, theirs: str, n_experts: int) -> N
 def _link_qwen(links: WeightMap, config: LanguageModelConfig, *, by_heads: bool) -> None:
     """``by_heads``: their projections of a memory go through the key heads in turn (Qwen3-Next)."""
     parts.link_ends(links, config)
-    links.passed_over("mtp.")  # tells further tokens; those that come next have the same scores
     for i, name in enumerate(config.layers()):
         block: Any = config.blocks[name]
         ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"

@@ -53,9 +53,10 @@ def _mamba2(settings: Settings) -> Table:
         "type": "mamba2", "d_state": settings.count("state_size", 128), "head_dim": head_dim, "expand": expand,
         "n_heads": settings.count("num_heads", int(expand * d_model) // head_dim), "n_groups": settings.count("n_groups", 8),
         "d_conv": settings.count("conv_kernel", 4), "bias": settings.flag("use_bias", False),
-        "conv_bias": settings.flag("use_conv_bias", True), "norm": settings.flag("rms_norm", True),
+        "conv_bias": settings.flag("use_conv_bias", True), "norm": True,
         "eps": settings.number("layer_norm_epsilon", 1e-5),
     }
+    settings.only("rms_norm", True)  # transformers norms whatever it says
     settings.passed_over("chunk_size", "time_step_rank")
     return _stack(settings, {**mixer, **parts.step_limit(settings)}, tied=False)
 

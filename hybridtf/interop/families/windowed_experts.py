@@ -96,6 +96,7 @@ def _mimo(settings: Settings) -> Table:
         settings.values["sliding_window"] = settings.count("sliding_window_size") + 1  # there it does not count the query
     settings.values.setdefault("rms_norm_eps", 1e-5)
     fraction = 1.0 if "rope_parameters" in settings else 0.334
+    _first_file_of_mimo(settings)
     position = {
         FULL: rope(settings, theta=5000000.0, fraction=fraction, kind=FULL), NEAR: rope(settings, fraction=fraction, kind=NEAR),
     }
@@ -116,6 +117,22 @@ def _mimo(settings: Settings) -> Table:
         **({"n_groups": groups, "top_k_groups": chosen, "group_score": "top2"} if groups > 1 else {}),
     )
     return _model(settings, mixers, _sparse(settings), experts)
+
+
+def _first_file_of_mimo(settings: Settings) -> None:
+    """The published file says in words of its own what transformers has without being told."""
+    n, n_heads = settings.count("num_hidden_layers"), settings.count("num_attention_heads")
+    near = [int(i > 0 and (i + 1) % 6 > 0) for i in range(n)]
+    said = {
+        "rope_theta": 5000000.0, "swa_rope_theta": 10000.0, "partial_rotary_factor": 0.334, "layernorm_epsilon": 1e-5,
+        "hybrid_layer_pattern": near, "moe_layer_freq": [0] + [1] * (n - 1), "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc", "add_full_attention_sink_bias": False, "add_swa_attention_sink_bias": True,
+        "swa_num_attention_heads": n_heads, "swa_num_key_value_heads": 2 * settings.count("num_key_value_heads", 4),
+        "swa_head_dim": settings.count("head_dim", 192), "swa_v_head_dim": settings.count("v_head_dim", 128),
+    }
+    for name, value in said.items():
+        settings.only(name, value)
+        settings.values.pop(name, None)
 
 
 def _flint(settings: Settings) -> Table:

@@ -201,6 +201,7 @@ def _smollm3(settings: Settings) -> Table:
     if len(told) != n:
         raise CheckpointError(f"{settings.where}: no_rope_layers has {len(told)} entries for {n} layers")
     used, size = settings.flag("use_sliding_window", False), settings.count("sliding_window", None)
+    settings.passed_over("max_window_layers")
     local = parts.layer_kinds(settings, lambda i: size is None or bool(told[i]))
     attention, position = _biased(settings, heads(settings)), rope(settings, theta=2e6)
     norm, channel = parts.norm(settings), _gated(settings, bias=settings.flag("mlp_bias", False))
