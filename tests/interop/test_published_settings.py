@@ -1,6 +1,8 @@
 """config.json as it is published: read as transformers reads it, with all keys that published files have.
 
-``published.jsonl`` holds such files, one a line, with factors of rotations all alike.
+``published.jsonl`` holds one file a line, with the keys that published files of each family have. Few are copies: most are put
+together from what is known of them, so that a number in a line proves nothing of a model. What is tested is that each key is
+read as transformers reads it.
 """
 
 from __future__ import annotations
