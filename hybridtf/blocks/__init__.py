@@ -21,6 +21,7 @@ from hybridtf.blocks.sequential import (
     PreNormConfig,
     SandwichConfig,
 )
+from hybridtf.blocks.shortcut import Shortcut, ShortcutConfig
 from hybridtf.blocks.streams import GatedResidualConfig, HyperConnectionsConfig, ManifoldConnectionsConfig, Streams
 from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
@@ -29,7 +30,8 @@ __all__ = [
     "AttentionResidual", "AttentionResidualConfig", "Beside", "BesideConfig", "GatedResidualConfig", "Guided", "GuidedConfig",
     "HyperConnectionsConfig", "InjectConfig", "LearnedScale", "LoopedResidual", "LoopedResidualConfig",
     "ManifoldConnectionsConfig", "NormedStream", "NormedStreamConfig", "OutputNorm", "OutputNormConfig", "Parallel",
-    "ParallelConfig", "PostNorm", "PostNormConfig", "PreNorm", "PreNormConfig", "RememberConfig", "SandwichConfig", "Streams",
+    "ParallelConfig", "PostNorm", "PostNormConfig", "PreNorm", "PreNormConfig", "RememberConfig", "SandwichConfig", "Shortcut",
+    "ShortcutConfig", "Streams",
 ]
 
 
@@ -39,5 +41,5 @@ def hybridtf_blocks() -> Sequence[type[ComponentConfig]]:
         PreNormConfig, PostNormConfig, SandwichConfig, OutputNormConfig, NormedStreamConfig,
         ParallelConfig, HyperConnectionsConfig, ManifoldConnectionsConfig, GatedResidualConfig,
         AttentionResidualConfig, LoopedResidualConfig, RememberConfig, InjectConfig,
-        BesideConfig, GuidedConfig,
+        BesideConfig, GuidedConfig, ShortcutConfig,
     )
