@@ -28,15 +28,17 @@ class Link:
 
 
 class WeightMap:
-    """Links of one model. ``own``: shapes of its tensors by canonical name."""
+    """Links of one model. ``own``: shapes of its tensors by canonical name; ``whole``: those of whole numbers."""
 
-    def __init__(self, own: Mapping[str, torch.Size]) -> None:
-        self.own = own
+    def __init__(self, own: Mapping[str, torch.Size], whole: Iterable[str] = ()) -> None:
+        self.own, self.whole = own, frozenset(whole)
         self.links: list[Link] = []
         self.copies: dict[str, str] = {}
         """Tensors of theirs that a checkpoint may hold once more: each has to equal the other."""
         self.silent: tuple[str, ...] = ()
         """How tensors begin that a checkpoint may hold and the scores of a token do not ask for."""
+        self.fillers: dict[str, tuple[int, ...]] = {}
+        """Tensors of theirs, by name and shape, that nothing is read from and that their code wants to find."""
 
     # -- what families say ----------------------------------------------------------------------------------------------
 
@@ -83,11 +85,16 @@ class WeightMap:
         """Tensors that begin so are left unread, and are not written: further heads, and what the settings give as well."""
         self.silent += prefixes
 
+    def unused(self, theirs: str, shape: tuple[int, ...]) -> None:
+        """A tensor that may be there and says nothing, and without which their code does not load: it is written as zeros."""
+        self.fillers[theirs] = shape
+
     def shorten(self, prefix: str) -> None:
         """Theirs without ``prefix``, as a checkpoint of the model without its head has them."""
         self.links = [replace(link, theirs=tuple(name.removeprefix(prefix) for name in link.theirs)) for link in self.links]
         self.copies = {name.removeprefix(prefix): of.removeprefix(prefix) for name, of in self.copies.items()}
         self.silent = tuple(name.removeprefix(prefix) for name in self.silent)
+        self.fillers = {name.removeprefix(prefix): shape for name, shape in self.fillers.items()}
 
     def link(self, ours: Sequence[str], theirs: Sequence[str], read: Change, write: Change) -> None:
         """The general form."""
@@ -118,7 +125,8 @@ class WeightMap:
         names = set(held)
         wanted = [name for link in self.links for name in link.theirs]
         missing = [name for name in wanted if name not in names]
-        rest = sorted(name for name in names - set(wanted) - self.copies.keys() if not name.startswith(self.silent))
+        may = self.copies.keys() | self.fillers.keys()
+        rest = sorted(name for name in names - set(wanted) - may if not name.startswith(self.silent))
         if missing:
             which = "it" if len(missing) == 1 else "them"
             raise CheckpointError(f"{where}: {_some(missing)} missing; the settings ask for {which}")
@@ -151,6 +159,8 @@ class WeightMap:
         for link in self.links:
             parts = link.write([own[name] for name in link.ours])
             found |= {name: value.contiguous() for name, value in zip(link.theirs, parts, strict=True)}
+        like = next(iter(found.values()))
+        found |= {name: like.new_zeros(shape) for name, shape in self.fillers.items()}
         return found
 
 
