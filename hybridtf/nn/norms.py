@@ -24,12 +24,13 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class RMSNormConfig(NormConfig):
-    """y = x / sqrt(mean(x^2) + eps) * weight."""
+    """y = x / sqrt(mean(x^2) + eps) * weight + bias."""
 
     type: Literal["rms_norm"] = "rms_norm"
     eps: float = Field(default=1e-6, gt=0)
     weight: bool = True
     """A learned weight for each channel."""
+    bias: bool = False
     unit_offset: bool = False
     """The weight is stored as w and applied as 1 + w, so that weight decay pulls it to 1 (Gemma, Qwen3-Next)."""
     round_first: bool = False
@@ -49,7 +50,7 @@ class RMSNormConfig(NormConfig):
 
     def build(self, ctx: BuildContext) -> RMSNorm:
         options = {"weight": self.weight, "unit_offset": self.unit_offset, "round_first": self.round_first}
-        return RMSNorm(ctx, self.eps, **options, gate_rank=self.gate_rank)
+        return RMSNorm(ctx, self.eps, **options, bias=self.bias, gate_rank=self.gate_rank)
 
 
 class RMSNorm(Norm):
@@ -57,19 +58,17 @@ class RMSNorm(Norm):
 
     def __init__(
         self, ctx: BuildContext, eps: float, *, weight: bool = True, unit_offset: bool = False, round_first: bool = False,
-        gate_rank: int | None = None,
+        bias: bool = False, gate_rank: int | None = None,
     ) -> None:
         super().__init__()
         self.eps, self.unit_offset, self.round_first = eps, unit_offset, round_first
-        self.weight = _parameter(ctx, weight)
+        self.weight, self.bias = _parameter(ctx, weight), _parameter(ctx, bias)
         self.gate = Bottleneck(ctx, gate_rank, ctx.d_model, bias=False, between="silu") if gate_rank is not None else None
 
     def param_specs(self) -> dict[str, ParamSpec]:
-        if self.weight is None:
-            return {}
-        if self.unit_offset:
-            return {"weight": ParamSpec("norm", init.constant(0.0), offset=1.0)}
-        return {"weight": ParamSpec("norm", init.constant(1.0))}
+        start = ParamSpec("norm", init.constant(0.0), offset=1.0) if self.unit_offset else ParamSpec("norm", init.constant(1.0))
+        specs = {"weight": start, "bias": ParamSpec("bias", init.constant(0.0))}
+        return {name: spec for name, spec in specs.items() if getattr(self, name) is not None}
 
     def forward(self, x: Tensor) -> Tensor:
         """(... d) to (... d)."""
@@ -79,14 +78,16 @@ class RMSNorm(Norm):
     def _normed(self, x: Tensor) -> Tensor:
         wide = x.to(accumulation_dtype(x.dtype))
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        bias = 0.0 if self.bias is None else self.bias.to(wide.dtype)
         if self.weight is None:
-            return normed.to(x.dtype)
+            return (normed + bias).to(x.dtype)
         weight = self.weight.to(wide.dtype)
         if self.unit_offset:
             weight = 1.0 + weight
         if self.round_first:
-            return normed.to(x.dtype) * weight.to(x.dtype)
-        return (normed * weight).to(x.dtype)
+            rounded = normed.to(x.dtype) * weight.to(x.dtype)
+            return rounded if self.bias is None else rounded + self.bias.to(x.dtype)
+        return (normed * weight + bias).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"eps={self.eps}, unit_offset={self.unit_offset}"
