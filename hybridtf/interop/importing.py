@@ -46,6 +46,7 @@ def import_checkpoint(folder: str | Path, *, dtype: torch.dtype | None = None) -
     links = links_of(family, recipe)
     if family.prefix and not any(name.startswith(family.prefix) for name in tensors):
         links.shorten(family.prefix)
+    links.follow(tensors)
     links.check_names(tensors, str(folder))
     chosen, notes = _dtype(tensors, links, dtype)
     assert isinstance(recipe.model, LanguageModelConfig)

@@ -33,6 +33,8 @@ class WeightMap:
     def __init__(self, own: Mapping[str, torch.Size], whole: Iterable[str] = ()) -> None:
         self.own, self.whole = own, frozenset(whole)
         self.links: list[Link] = []
+        self.others: list[Link] = []
+        """Links of another layout, which take the place of those of the same tensors where a checkpoint has it."""
         self.copies: dict[str, str] = {}
         """Tensors of theirs that a checkpoint may hold once more: each has to equal the other."""
         self.silent: tuple[str, ...] = ()
@@ -53,9 +55,19 @@ class WeightMap:
 
     def fused(self, ours: Sequence[str], theirs: str, dim: int = 0) -> None:
         """Several modules of ours that are one of theirs, one after the other along ``dim``."""
+        self.links += self._fused(ours, theirs, dim)
+
+    def also_fused(self, ours: Sequence[str], theirs: str, dim: int = 0) -> None:
+        """The same, of some checkpoints alone; what is written is not of these."""
+        self.others += self._fused(ours, theirs, dim)
+
+    def _fused(self, ours: Sequence[str], theirs: str, dim: int) -> list[Link]:
+        found = []
         for _, rest in self._below(ours[0]):
-            names = [one + rest for one in ours]
-            self.link(names, [theirs + rest], _cutting([self.own[name][dim] for name in names], dim), _joining(dim))
+            names = tuple(one + rest for one in ours)
+            cut = _cutting([self.own[name][dim] for name in names], dim)
+            found.append(Link(names, (theirs + rest,), cut, _joining(dim)))
+        return found
 
     def joined(self, ours: str, theirs: Sequence[str], sizes: Sequence[int], dim: int = 0) -> None:
         """One module of ours that is several of theirs, of these ``sizes`` along ``dim``."""
@@ -91,7 +103,10 @@ class WeightMap:
 
     def shorten(self, prefix: str) -> None:
         """Theirs without ``prefix``, as a checkpoint of the model without its head has them."""
-        self.links = [replace(link, theirs=tuple(name.removeprefix(prefix) for name in link.theirs)) for link in self.links]
+        def short(links: list[Link]) -> list[Link]:
+            return [replace(link, theirs=tuple(name.removeprefix(prefix) for name in link.theirs)) for link in links]
+
+        self.links, self.others = short(self.links), short(self.others)
         self.copies = {name.removeprefix(prefix): of.removeprefix(prefix) for name, of in self.copies.items()}
         self.silent = tuple(name.removeprefix(prefix) for name in self.silent)
         self.fillers = {name.removeprefix(prefix): shape for name, shape in self.fillers.items()}
@@ -119,6 +134,13 @@ class WeightMap:
         unknown = sorted(set(linked) - self.own.keys())
         if twice or missing or unknown:
             raise AssertionError(f"links: without one {missing[:5]}, with two {twice[:5]}, of no tensor {unknown[:5]}")
+
+    def follow(self, held: Iterable[str]) -> None:
+        """Takes the links of the layout that the checkpoint has, which holds tensors of these names."""
+        names = set(held)
+        for other in self.others:
+            if names.issuperset(other.theirs):
+                self.links = [*(link for link in self.links if not set(link.ours) <= set(other.ours)), other]
 
     def check_names(self, held: Iterable[str], where: str) -> None:
         """Raises :class:`CheckpointError` for tensors that are missing and those that nothing is known of."""
