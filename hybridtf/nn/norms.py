@@ -1,5 +1,5 @@
 """Norms over channels: ``rms_norm`` (https://arxiv.org/abs/1910.07467), ``layer_norm`` (https://arxiv.org/abs/1607.06450),
-``group_norm`` (https://arxiv.org/abs/1803.08494) and ``none``; and :class:`GatedRMSNorm`, a part of mixers.
+``group_norm`` (https://arxiv.org/abs/1803.08494), ``l2_norm`` and ``none``; and :class:`GatedRMSNorm`, a part of mixers.
 
 Each token is normalised alone, in float32 at least, and rounded once at the end. A row of zeros gives zeros (plus the
 bias, where there is one) and finite gradients.
@@ -91,6 +91,35 @@ class RMSNorm(Norm):
 
     def extra_repr(self) -> str:
         return f"eps={self.eps}, unit_offset={self.unit_offset}"
+
+
+class L2NormConfig(NormConfig):
+    """y = x / sqrt(sum(x^2) + eps), a point of the unit sphere (nGPT); without parameters."""
+
+    type: Literal["l2_norm"] = "l2_norm"
+    eps: float = Field(default=1e-6, gt=0)
+
+    @classmethod
+    def tiny(cls) -> Self:
+        return cls()
+
+    def build(self, ctx: BuildContext) -> L2Norm:
+        return L2Norm(self.eps)
+
+
+class L2Norm(Norm):
+    """See :class:`L2NormConfig`."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(... d) to (... d)."""
+        return l2_normalised(x, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"eps={self.eps}"
 
 
 class LayerNormConfig(NormConfig):
