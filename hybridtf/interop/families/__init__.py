@@ -8,6 +8,7 @@ from hybridtf.interop.families import (
     decoders_more,
     deepseek_v4,
     delta,
+    dory,
     gemma,
     glm_hybrids,
     gpt,
@@ -34,7 +35,7 @@ from hybridtf.interop.families import (
 from hybridtf.interop.family import Family
 
 MODULES = (
-    decoders, scans, hybrids, afmoe, bloom, cycles, decoders_more, deepseek_v4, delta, gemma, glm_hybrids, gpt, gpt_oss,
+    decoders, scans, hybrids, afmoe, bloom, cycles, decoders_more, deepseek_v4, delta, dory, gemma, glm_hybrids, gpt, gpt_oss,
     griffin, hybrids_mamba2, indexed, inkling, latents, lfm, lightning, llama4, local_global, longcat, olmo, qwen_hybrids,
     recurrent, windowed_experts, windows, zamba,
 )
