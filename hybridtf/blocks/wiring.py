@@ -67,7 +67,7 @@ class Wiring(Block):
             self._add_norm("channel_post_norm", "channel_mixer", ctx)
         if config.learned_scale is not None:
             width = ctx.d_model if config.learned_scale.per == "channel" else 1
-            for branch in self.parts():
+            for branch in self.branches():
                 self.register_parameter(f"{BRANCHES[branch]}_scale", nn.Parameter(torch.empty(width, **ctx.factory)))
         self.dropout = nn.Dropout(config.dropout)
         self.drop_path = DropPath(config.drop_path)
@@ -86,7 +86,7 @@ class Wiring(Block):
     def param_specs(self) -> dict[str, ParamSpec]:
         """What ends each branch: where its output is normed, that norm's weight, since no scale before it would last."""
         specs: dict[str, ParamSpec] = {}
-        for branch, part in self.parts().items():
+        for branch, part in self.branches().items():
             short = BRANCHES[branch]
             ends: dict[str, ParamSpec] = {}
             if self.config.learned_scale is not None:
@@ -101,9 +101,13 @@ class Wiring(Block):
             specs |= ends
         return specs
 
-    def parts(self) -> dict[str, Any]:
+    def branches(self) -> dict[str, Any]:
+        """What is added to the stream as it passes."""
         parts = {"mixer": self.mixer, "channel_mixer": self.channel_mixer}
         return {name: part for name, part in parts.items() if part is not None}
+
+    def parts(self) -> dict[str, Any]:
+        return self.branches()
 
     def config_of(self, name: str) -> ComponentConfig:
         """The config of one of the parts."""

@@ -7,9 +7,20 @@ from typing import Literal, Self
 from pydantic import Field
 from torch import Tensor, nn
 
-from hybridtf.core import BuildContext, ChannelMixer, ChannelMixerConfig, ParamSpec, Preset, Segments, State, check_call
+from hybridtf.core import (
+    BuildContext,
+    ChannelMixer,
+    ChannelMixerConfig,
+    Component,
+    NormConfig,
+    ParamSpec,
+    Preset,
+    Segments,
+    State,
+    check_call,
+)
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GateOptions
+from hybridtf.nn import FactorConfig, GateOptions
 
 
 class GLUConfig(ChannelMixerConfig, GateOptions):
@@ -18,6 +29,11 @@ class GLUConfig(ChannelMixerConfig, GateOptions):
     type: Literal["glu"] = "glu"
     d_ff: int = Field(gt=0)
     bias: bool = False
+    gate_factor: FactorConfig | None = Field(default=None, examples=[{"start": 1.5}])
+    """Multiplies each channel of gate (nGPT)."""
+    up_factor: FactorConfig | None = Field(default=None, examples=[{"start": 1.5}])
+    inner_norm: Component[NormConfig] | None = Field(default=None, examples=[{"type": "rms_norm"}])
+    """Of what goes into ``down`` (Dory)."""
 
     @classmethod
     def tiny(cls) -> Self:
@@ -36,6 +52,10 @@ class GLU(ChannelMixer):
         self.gate_proj = nn.Linear(ctx.d_model, config.d_ff, bias=config.bias, **ctx.factory)
         self.up_proj = nn.Linear(ctx.d_model, config.d_ff, bias=config.bias, **ctx.factory)
         self.down_proj = nn.Linear(config.d_ff, ctx.d_model, bias=config.bias, **ctx.factory)
+        self.gate_factor = None if config.gate_factor is None else config.gate_factor.build(ctx, config.d_ff)
+        self.up_factor = None if config.up_factor is None else config.up_factor.build(ctx, config.d_ff)
+        inner = ctx.child("inner_norm", d_model=config.d_ff)
+        self.inner_norm = None if config.inner_norm is None else config.inner_norm.build(inner)
 
     def param_specs(self) -> dict[str, ParamSpec]:
         return {"down_proj.weight": ParamSpec("matrix", fan_in(self.down_proj.weight), residual=True)}
@@ -44,7 +64,10 @@ class GLU(ChannelMixer):
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, keep: int = 0
     ) -> tuple[Tensor, State | None]:
         check_call(self, x, segments, state)
-        return self.down_proj(self.config.gate_with(self.gate_proj(x), self.up_proj(x))), state
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        gate = gate if self.gate_factor is None else self.gate_factor(gate)
+        hidden = self.config.gate_with(gate, up if self.up_factor is None else self.up_factor(up))
+        return self.down_proj(hidden if self.inner_norm is None else self.inner_norm(hidden)), state
 
 
 # ``geglu_tanh`` is Gemma's, ``clamped_swiglu`` gpt-oss's.

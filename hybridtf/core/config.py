@@ -38,6 +38,8 @@ class BuildContext:
     layer_idx: int = 0
     n_layers: int = 1
     max_seq_len: int = 2048
+    vocab_size: int | None = None
+    """Of the model's token ids, which the edge ``token_ids`` has; None: it is told none."""
     causal: bool = True
     kernels: KernelSet | None = None
     """Kernels to choose from; None: those of the active registries."""

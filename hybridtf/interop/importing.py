@@ -67,6 +67,7 @@ def _filled(
     links.further(*further_heads(settings, len(recipe.model.layers())))
     if family.prefix and not any(name.startswith(family.prefix) for name in tensors):
         links.shorten(family.prefix)
+    links.follow(tensors)
     links.check_names(tensors, str(source))
     chosen, notes = _dtype(tensors, links, dtype)
     told = (*told, *heads_left_aside(tensors, links.further_heads))
@@ -112,7 +113,9 @@ def links_of(family: Family, recipe: Recipe) -> WeightMap:
     """All links of the recipe's model."""
     assert isinstance(recipe.model, LanguageModelConfig)
     model = recipe.model.build(BuildContext(d_model=0, device=torch.device("meta")))
-    links = WeightMap({name: tensor.shape for name, tensor in canonical_tensors(model).items()})
+    own = canonical_tensors(model)
+    whole = (name for name, tensor in own.items() if not tensor.is_floating_point())
+    links = WeightMap({name: tensor.shape for name, tensor in own.items()}, whole)
     family.weights(links, recipe.model)
     links.check_complete()
     return links
@@ -120,7 +123,7 @@ def links_of(family: Family, recipe: Recipe) -> WeightMap:
 
 def _dtype(tensors: Tensors, links: WeightMap, asked: torch.dtype | None) -> tuple[torch.dtype, tuple[str, ...]]:
     held = tensors.dtypes()
-    count = Counter(held[name] for link in links.links for name in link.theirs)
+    count = Counter(held[name] for link in links.links if not links.whole.issuperset(link.ours) for name in link.theirs)
     other = [dtype for dtype in count if not dtype.is_floating_point]
     narrow = [dtype for dtype in count if dtype.itemsize < 2]
     if other or narrow:

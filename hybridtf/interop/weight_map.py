@@ -31,17 +31,21 @@ class Link:
 
 
 class WeightMap:
-    """Links of one model. ``own``: shapes of its tensors by canonical name."""
+    """Links of one model. ``own``: shapes of its tensors by canonical name; ``whole``: those of whole numbers."""
 
-    def __init__(self, own: Mapping[str, torch.Size]) -> None:
-        self.own = own
+    def __init__(self, own: Mapping[str, torch.Size], whole: Iterable[str] = ()) -> None:
+        self.own, self.whole = own, frozenset(whole)
         self.links: list[Link] = []
+        self.others: list[Link] = []
+        """Links of another layout, which take the place of those of the same tensors where a checkpoint has it."""
         self.copies: dict[str, str] = {}
         """Tensors of theirs that a checkpoint may hold once more: each has to equal the other."""
         self.silent: tuple[str, ...] = ()
         """How tensors begin that a checkpoint may hold and the scores of a token do not ask for."""
         self.further_heads: tuple[str, ...] = ()
         """Those of them that are said."""
+        self.fillers: dict[str, tuple[int, ...]] = {}
+        """Tensors of theirs, by name and shape, that nothing is read from and that their code wants to find."""
 
     # -- what families say ----------------------------------------------------------------------------------------------
 
@@ -56,9 +60,19 @@ class WeightMap:
 
     def fused(self, ours: Sequence[str], theirs: str, dim: int = 0) -> None:
         """Several modules of ours that are one of theirs, one after the other along ``dim``."""
+        self.links += self._fused(ours, theirs, dim)
+
+    def also_fused(self, ours: Sequence[str], theirs: str, dim: int = 0) -> None:
+        """The same, of some checkpoints alone; what is written is not of these."""
+        self.others += self._fused(ours, theirs, dim)
+
+    def _fused(self, ours: Sequence[str], theirs: str, dim: int) -> list[Link]:
+        found = []
         for _, rest in self._below(ours[0]):
-            names = [one + rest for one in ours]
-            self.link(names, [theirs + rest], _cutting([self.own[name][dim] for name in names], dim), _joining(dim))
+            names = tuple(one + rest for one in ours)
+            cut = _cutting([self.own[name][dim] for name in names], dim)
+            found.append(Link(names, (theirs + rest,), cut, _joining(dim)))
+        return found
 
     def joined(self, ours: str, theirs: Sequence[str], sizes: Sequence[int], dim: int = 0) -> None:
         """One module of ours that is several of theirs, of these ``sizes`` along ``dim``."""
@@ -93,12 +107,20 @@ class WeightMap:
         self.passed_over(*prefixes)
         self.further_heads += prefixes
 
+    def unused(self, theirs: str, shape: tuple[int, ...]) -> None:
+        """A tensor that may be there and says nothing, and without which their code does not load: it is written as zeros."""
+        self.fillers[theirs] = shape
+
     def shorten(self, prefix: str) -> None:
         """Theirs without ``prefix``, as a checkpoint of the model without its head has them."""
-        self.links = [replace(link, theirs=tuple(name.removeprefix(prefix) for name in link.theirs)) for link in self.links]
+        def short(links: list[Link]) -> list[Link]:
+            return [replace(link, theirs=tuple(name.removeprefix(prefix) for name in link.theirs)) for link in links]
+
+        self.links, self.others = short(self.links), short(self.others)
         self.copies = {name.removeprefix(prefix): of.removeprefix(prefix) for name, of in self.copies.items()}
         self.silent = tuple(name.removeprefix(prefix) for name in self.silent)
         self.further_heads = tuple(name.removeprefix(prefix) for name in self.further_heads)
+        self.fillers = {name.removeprefix(prefix): shape for name, shape in self.fillers.items()}
 
     def link(self, ours: Sequence[str], theirs: Sequence[str], read: Change, write: Change) -> None:
         """The general form."""
@@ -124,13 +146,21 @@ class WeightMap:
         if twice or missing or unknown:
             raise AssertionError(f"links: without one {missing[:5]}, with two {twice[:5]}, of no tensor {unknown[:5]}")
 
+    def follow(self, held: Iterable[str]) -> None:
+        """Takes the links of the layout that the checkpoint has, which holds tensors of these names."""
+        names = set(held)
+        for other in self.others:
+            if names.issuperset(other.theirs):
+                self.links = [*(link for link in self.links if not set(link.ours) <= set(other.ours)), other]
+
     def check_names(self, held: Iterable[str], where: str) -> None:
         """Raises :class:`CheckpointError` for tensors that are missing and those that nothing is known of."""
         names = set(held)
         wanted = [name for link in self.links for name in link.theirs]
         missing = [name for name in wanted if name not in names]
+        may = self.copies.keys() | self.fillers.keys()
         rest = sorted(
-            name for name in names - set(wanted) - self.copies.keys()
+            name for name in names - set(wanted) - may
             if not name.startswith(self.silent) and not name.endswith(FREQUENCIES)
         )
         if missing:
@@ -165,6 +195,8 @@ class WeightMap:
         for link in self.links:
             parts = link.write([own[name] for name in link.ours])
             found |= {name: value.contiguous() for name, value in zip(link.theirs, parts, strict=True)}
+        like = next(iter(found.values()))
+        found |= {name: like.new_zeros(shape) for name, shape in self.fillers.items()}
         return found
 
 

@@ -31,7 +31,7 @@ from hybridtf.core import (
     Segments,
     init,
 )
-from hybridtf.nn import HeadsConfig, HeadsMixer, Held, NormOver, Projected, accumulation_dtype, idle_beside
+from hybridtf.nn import FactorConfig, HeadsConfig, HeadsMixer, Held, NormOver, Projected, accumulation_dtype, idle_beside
 
 VALUES = "attention_values"
 """The edge by which the first layer's values reach later ones."""
@@ -77,6 +77,10 @@ class AttentionConfig(HeadsConfig):
     """A gate for each channel, or one for each head."""
     output_gate_activation: Literal["sigmoid", "softplus"] = "sigmoid"
     """What the gate goes through (softplus: Laguna)."""
+    gate_factor: FactorConfig | None = Field(default=None, examples=[{"start": 1.5}])
+    """The gate is multiplied by its square first (Dory)."""
+    out_norm: Component[NormConfig] | None = Field(default=None, examples=[{"type": "rms_norm"}])
+    """Of all heads' output side by side, gated, before ``out_proj`` (Dory)."""
     v_dim: int | None = Field(default=None, gt=0)
     """Width of a head's values (MiMo-V2). None: ``head_dim``."""
     value_scale: float = Field(default=1.0, gt=0)
@@ -87,6 +91,8 @@ class AttentionConfig(HeadsConfig):
     """A learned logit per head that takes weight and gives nothing (gpt-oss)."""
     scale: float | None = Field(default=None, gt=0)
     """Of the scores. None: head_dim ** -0.5."""
+    query_factor: FactorConfig | None = Field(default=None, examples=[{"start": 1.5}])
+    """Queries, told their positions, are multiplied by its square: nGPT's keys have the same factor."""
     query_growth: QueryGrowth | None = Field(default=None, examples=[{"every": 8, "alpha": 0.1}])
     """Sharpens the softmax along the document."""
     qkv_bias: bool = False
@@ -99,7 +105,7 @@ class AttentionConfig(HeadsConfig):
     ones; ``first``, ``later``: by name."""
 
     _without_qk_norm = idle_beside({"qk_norm": None}, "qk_norm_over", "qk_norm_after")
-    _without_gate = idle_beside({"output_gate": False}, "output_gate_per", "output_gate_activation")
+    _without_gate = idle_beside({"output_gate": False}, "output_gate_per", "output_gate_activation", "gate_factor")
 
     @classmethod
     def tiny(cls) -> Self:
@@ -122,6 +128,11 @@ class Attention(HeadsMixer):
         self.config = config
         inner = config.n_heads * (self.v_dim if config.output_gate_per == "channel" else 1)
         self.gate_proj = nn.Linear(ctx.d_model, inner, bias=False, **ctx.factory) if config.output_gate else None
+        self.gate_factor = None if config.gate_factor is None else config.gate_factor.build(ctx, inner)
+        wide = config.n_heads * self.head_dim
+        self.query_factor = None if config.query_factor is None else config.query_factor.build(ctx, wide)
+        outer = ctx.child("out_norm", d_model=config.n_heads * self.v_dim)
+        self.out_norm = None if config.out_norm is None else config.out_norm.build(outer)
         self.sinks = nn.Parameter(torch.zeros(config.n_heads, **ctx.factory)) if config.sinks else None
         role = config.value_residual
         if role == "auto":
@@ -159,21 +170,29 @@ class Attention(HeadsMixer):
         self, x: Tensor, positions: Tensor, segments: Segments | None, leaf: Growing | Ring | None
     ) -> Projected:
         made = super().project(x, positions, segments, leaf)
+        if self.query_factor is not None:
+            factor = self.query_factor.value(made.q.dtype).square()
+            made = made._replace(q=made.q * factor.view(self.n_heads, -1))
         if self.config.query_growth is None:
             return made
         growth = self.config.query_growth.factor(positions, accumulation_dtype(made.q.dtype))[..., None, None]
         return made._replace(q=(made.q.to(growth.dtype) * growth).to(made.q.dtype))
 
     def queries(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        return self.q_proj(x), None if self.gate_proj is None else self.gate_proj(x)
+        if self.gate_proj is None:
+            return self.q_proj(x), None
+        gate: Tensor = self.gate_proj(x)
+        return self.q_proj(x), gate if self.gate_factor is None else gate * self.gate_factor.value(gate.dtype).square()
 
     def leave(self, y: Tensor, gate: Tensor | None) -> Tensor:
         config = self.config
         y = y if config.value_scale == 1.0 else y * config.value_scale
-        if gate is None or (config.output_gate_per == "channel" and config.output_gate_activation == "sigmoid"):
-            return super().leave(y, gate)
-        opened = torch.sigmoid(gate) if config.output_gate_activation == "sigmoid" else F.softplus(gate)
-        return super().leave(y * opened.unflatten(-1, (self.n_heads, -1)), None)
+        if gate is not None:
+            opened = torch.sigmoid(gate) if config.output_gate_activation == "sigmoid" else F.softplus(gate)
+            y = y * opened.unflatten(-1, (self.n_heads, -1))
+        if self.out_norm is not None:
+            y = self.out_norm(y.flatten(-2)).view(y.shape)
+        return super().leave(y, None)
 
 
 PRESETS = (

@@ -23,7 +23,7 @@ from hybridtf.core import (
     init,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import Activation, LayerNormConfig, activation
+from hybridtf.nn import Activation, FactorConfig, LayerNormConfig, activation
 
 
 class HeadTransform(ConfigTable):
@@ -42,6 +42,8 @@ class LMHeadConfig(HeadConfig):
     bias: bool = False
     scale: float = Field(default=1.0, gt=0)
     """Multiplies the scores."""
+    token_factor: FactorConfig | None = Field(default=None, examples=[{"start": 1.5}])
+    """Multiplies the scores of each token of the vocabulary (nGPT)."""
     softcap: float | None = Field(default=None, gt=0)
     """Scores become softcap * tanh(score / softcap)."""
     transform: HeadTransform | None = Field(default=None, examples=[{"activation": "gelu"}])
@@ -78,6 +80,7 @@ class LMHead(Head):
         self.needs_tied_weight = config.tied
         self.transform = None if config.transform is None else TransformedStream(config.transform, ctx.child("transform"))
         self.proj = None if config.tied else nn.Linear(ctx.d_model, vocab_size, bias=config.bias, **ctx.factory)
+        self.token_factor = None if config.token_factor is None else config.token_factor.build(ctx, vocab_size)
         self.bias = nn.Parameter(torch.zeros(vocab_size, **ctx.factory)) if config.tied and config.bias else None
 
     def param_specs(self) -> dict[str, ParamSpec]:
@@ -96,6 +99,7 @@ class LMHead(Head):
         else:
             assert tied is not None, "a tied head is called with the stem's matrix"
             scores = F.linear(x, tied, self.bias)
+        scores = scores if self.token_factor is None else self.token_factor(scores)
         if self.config.scale != 1.0:
             scores = scores * self.config.scale
         cap = self.config.softcap

@@ -113,7 +113,8 @@ class LanguageModel(nn.Module):
         self.config = config
         layers = config.layers()
         ctx = ctx.child(
-            "model", d_model=config.d_model, n_layers=len(layers), max_seq_len=config.max_seq_len, causal=True, defer_init=True
+            "model", d_model=config.d_model, n_layers=len(layers), max_seq_len=config.max_seq_len, vocab_size=config.vocab_size,
+            causal=True, defer_init=True,
         )
         if ctx.mesh is not None:
             raise ConfigError("language_model: a device mesh was given, and none of its parts says yet how it shards")

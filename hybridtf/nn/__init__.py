@@ -12,6 +12,7 @@ from hybridtf.nn.counts import n_real
 from hybridtf.nn.depth_attention import DepthAttention, DepthOptions, group_sum, group_sums
 from hybridtf.nn.diagonal_ssm import DiagonalInit, DiagonalSSM, Discretisation, discretised, filled_with, multiply
 from hybridtf.nn.dplr_ssm import DPLRSSM
+from hybridtf.nn.factors import Factor, FactorConfig
 from hybridtf.nn.feature_maps import FEATURE_MAPS, FeatureMap, quadratic, taylor
 from hybridtf.nn.forget_sums import forget_sums
 from hybridtf.nn.head_projections import GroupedHeadsConfig, HeadCountsConfig, HeadProjections, HeldHeads, ValueHeadsConfig
@@ -32,6 +33,8 @@ from hybridtf.nn.norms import (
     GroupNormConfig,
     HeadRMSNorm,
     L2Clip,
+    L2Norm,
+    L2NormConfig,
     LayerNorm,
     LayerNormConfig,
     NoNorm,
@@ -90,24 +93,23 @@ from hybridtf.nn.streams import (
 __all__ = [
     "DPLRSSM", "FEATURE_MAPS", "KEY_INPUT", "NO_BOUND", "RGLRU", "VALUE_INPUT", "Activation", "Adapted", "Alibi",
     "AlibiConfig", "Bottleneck", "ComplexScan", "Connected", "Connection", "ConvForm", "DepthAttention", "DepthOptions",
-    "DiagonalInit", "DiagonalSSM", "Discretisation", "DropPath", "DynamicConv", "DynamicNTKScaling", "Ended",
-    "FeatureMap", "GateOptions", "GatedConnection", "GatedRMSNorm", "GatedStreams", "GroupNormConfig",
+    "DiagonalInit", "DiagonalSSM", "Discretisation", "DropPath", "DynamicConv", "DynamicNTKScaling", "Ended", "Factor",
+    "FactorConfig", "FeatureMap", "GateOptions", "GatedConnection", "GatedRMSNorm", "GatedStreams", "GroupNormConfig",
     "GroupedHeadsConfig", "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadProjections", "HeadRMSNorm", "HeadsConfig",
-    "HeadsMixer", "Held", "HeldAttention", "HeldHeads", "HyperConnection", "ImplicitFilter", "IndexedConfig",
-    "IndexedMixer", "L2Clip", "LatentConfig", "LatentMixer", "LayerNorm", "LayerNormConfig", "LearnedPosition",
-    "LearnedPositionConfig", "LinearHeads", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear",
-    "LoraOptions", "LowRank", "LowerBounds", "ManifoldConnection", "MemoryConfig", "MemoryMixer", "MessageGate",
-    "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "NormOver", "Pair", "PositiveRange", "PowerOfTwo", "Projected",
-    "ProportionalScaling",
-    "RMSNorm", "RMSNormConfig", "RandomFeatures", "ResidualConv", "Rope", "RopeConfig", "RopeScaling", "Scan",
-    "ShortConv", "ShortConvs", "SigmoidStreams", "SinusoidalPosition", "SinusoidalPositionConfig", "SoftmaxMixer",
-    "SoftplusDecayConfig", "SparseMixer", "SparseMixerConfig", "TokenShift", "ValueHeadsConfig", "Written", "XPos",
-    "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "channel_pattern", "channel_ramp", "diagonal_hippo",
-    "discretised", "empty_pooled", "ended", "entries_seen", "filled_with", "forget_sums", "group_sum", "group_sums",
-    "head_count", "head_width", "hippo_legs", "idle_beside", "l2_normalised", "layer_depth", "log_forget", "merge_low_rank",
-    "multiply", "n_real", "pooled_with", "quadratic", "residual_conv", "retention_log_decay", "running_bound",
-    "running_softmax", "scaled_orthogonal", "short_convs", "softplus_log_decay", "taylor", "time_step", "token_positions",
-    "tokens_of", "told", "wide_dtype",
+    "HeadsMixer", "Held", "HeldAttention", "HeldHeads", "HyperConnection", "ImplicitFilter", "IndexedConfig", "IndexedMixer",
+    "L2Clip", "L2Norm", "L2NormConfig", "LatentConfig", "LatentMixer", "LayerNorm", "LayerNormConfig", "LearnedPosition",
+    "LearnedPositionConfig", "LinearHeads", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions",
+    "LowRank", "LowerBounds", "ManifoldConnection", "MemoryConfig", "MemoryMixer", "MessageGate", "NTKScaling", "NoNorm",
+    "NoNormConfig", "NoPositionConfig", "NormOver", "Pair", "PositiveRange", "PowerOfTwo", "Projected", "ProportionalScaling",
+    "RMSNorm", "RMSNormConfig", "RandomFeatures", "ResidualConv", "Rope", "RopeConfig", "RopeScaling", "Scan", "ShortConv",
+    "ShortConvs", "SigmoidStreams", "SinusoidalPosition", "SinusoidalPositionConfig", "SoftmaxMixer", "SoftplusDecayConfig",
+    "SparseMixer", "SparseMixerConfig", "TokenShift", "ValueHeadsConfig", "Written", "XPos", "XPosConfig", "YarnScaling",
+    "accumulation_dtype", "activation", "channel_pattern", "channel_ramp", "diagonal_hippo", "discretised", "empty_pooled",
+    "ended", "entries_seen", "filled_with", "forget_sums", "group_sum", "group_sums", "head_count", "head_width",
+    "hippo_legs", "idle_beside", "l2_normalised", "layer_depth", "log_forget", "merge_low_rank", "multiply", "n_real",
+    "pooled_with", "quadratic", "residual_conv", "retention_log_decay", "running_bound", "running_softmax",
+    "scaled_orthogonal", "short_convs", "softplus_log_decay", "taylor", "time_step", "token_positions", "tokens_of", "told",
+    "wide_dtype",
 ]
 
 
@@ -117,6 +119,7 @@ def hybridtf_norms() -> Sequence[type[ComponentConfig]]:
         RMSNormConfig,
         LayerNormConfig,
         GroupNormConfig,
+        L2NormConfig,
         NoNormConfig,
     )
 

@@ -56,6 +56,10 @@ class LatentConfig(SequenceMixerConfig):
     """Told on ``qk_rope_head_dim`` channels; ``none`` leaves them as they are (Kimi Linear)."""
     norm: Component[NormConfig] = Field(default_factory=RMSNormConfig)
     """Of both latents."""
+    q_latent_scale: float = Field(default=1.0, gt=0)
+    """Multiplies the queries' latent once it is normed ((d_model / q_lora_rank) ** 0.5 in LongCat-Flash)."""
+    kv_latent_scale: float = Field(default=1.0, gt=0)
+    """The same of keys' and values', which is held so ((d_model / kv_lora_rank) ** 0.5 in LongCat-Flash)."""
     scale: float | None = Field(default=None, gt=0)
     """Of the scores. None: (qk_nope_head_dim + qk_rope_head_dim) ** -0.5, times (0.1 mscale_all_dim ln(factor) + 1) squared
     where positions are stretched by ``yarn`` with an mscale_all_dim."""
@@ -67,9 +71,11 @@ class LatentConfig(SequenceMixerConfig):
     kernel: str = "auto"
 
     @model_validator(mode="after")
-    def _gate_has_a_latent(self) -> Self:
+    def _has_a_latent(self) -> Self:
         if self.output_gate == "latent" and self.q_lora_rank is None:
             raise ValueError("output_gate = 'latent' is of the queries' latent: give q_lora_rank")
+        if self.q_latent_scale != 1.0 and self.q_lora_rank is None:
+            raise ValueError("q_latent_scale is of the queries' latent: give q_lora_rank")
         return self
 
 
@@ -128,7 +134,7 @@ class LatentMixer(SoftmaxMixer):
         )
         latent, k_rope = self.kv_a_proj(x).split([*self.splits["kv_a_proj"].values()], dim=-1)
         q_rope, k_rope = told(self.position, q_rope, k_rope[:, :, None], positions, segments, leaf)
-        held = torch.cat([self.kv_a_norm(latent), k_rope[:, :, 0]], dim=-1)
+        held = torch.cat([_times(self.kv_a_norm(latent), config.kv_latent_scale), k_rope[:, :, 0]], dim=-1)
         return Projected(torch.cat([q, q_rope], dim=-1), {"latent": held}, gate, source)
 
     def _asked(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -138,7 +144,7 @@ class LatentMixer(SoftmaxMixer):
         if self.q_proj is not None:
             return self.q_proj(x), gate, x
         plain = self.q_a_proj(x)
-        source = self.q_a_norm(plain)
+        source = _times(self.q_a_norm(plain), self.config.q_latent_scale)
         if self.gate_proj is None or not of_latent:
             return self.q_b_proj(source), gate, source
         both = torch.cat([source, plain], dim=-1)
@@ -182,6 +188,10 @@ class LatentMixer(SoftmaxMixer):
         y = y.flatten(-2)
         out: Tensor = self.out_proj(y if gate is None else y * torch.sigmoid(gate))
         return out
+
+
+def _times(x: Tensor, scale: float) -> Tensor:
+    return x if scale == 1.0 else x * scale
 
 
 def _stretch(position: PositionConfig) -> float:

@@ -1,5 +1,5 @@
 """Norms over channels: ``rms_norm`` (https://arxiv.org/abs/1910.07467), ``layer_norm`` (https://arxiv.org/abs/1607.06450),
-``group_norm`` (https://arxiv.org/abs/1803.08494) and ``none``; and :class:`GatedRMSNorm`, a part of mixers.
+``group_norm`` (https://arxiv.org/abs/1803.08494), ``l2_norm`` and ``none``; and :class:`GatedRMSNorm`, a part of mixers.
 
 Each token is normalised alone, in float32 at least, and rounded once at the end. A row of zeros gives zeros (plus the
 bias, where there is one) and finite gradients.
@@ -24,12 +24,13 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class RMSNormConfig(NormConfig):
-    """y = x / sqrt(mean(x^2) + eps) * weight."""
+    """y = x / sqrt(mean(x^2) + eps) * weight + bias."""
 
     type: Literal["rms_norm"] = "rms_norm"
     eps: float = Field(default=1e-6, gt=0)
     weight: bool = True
     """A learned weight for each channel."""
+    bias: bool = False
     unit_offset: bool = False
     """The weight is stored as w and applied as 1 + w, so that weight decay pulls it to 1 (Gemma, Qwen3-Next)."""
     round_first: bool = False
@@ -49,7 +50,7 @@ class RMSNormConfig(NormConfig):
 
     def build(self, ctx: BuildContext) -> RMSNorm:
         options = {"weight": self.weight, "unit_offset": self.unit_offset, "round_first": self.round_first}
-        return RMSNorm(ctx, self.eps, **options, gate_rank=self.gate_rank)
+        return RMSNorm(ctx, self.eps, **options, bias=self.bias, gate_rank=self.gate_rank)
 
 
 class RMSNorm(Norm):
@@ -57,19 +58,17 @@ class RMSNorm(Norm):
 
     def __init__(
         self, ctx: BuildContext, eps: float, *, weight: bool = True, unit_offset: bool = False, round_first: bool = False,
-        gate_rank: int | None = None,
+        bias: bool = False, gate_rank: int | None = None,
     ) -> None:
         super().__init__()
         self.eps, self.unit_offset, self.round_first = eps, unit_offset, round_first
-        self.weight = _parameter(ctx, weight)
+        self.weight, self.bias = _parameter(ctx, weight), _parameter(ctx, bias)
         self.gate = Bottleneck(ctx, gate_rank, ctx.d_model, bias=False, between="silu") if gate_rank is not None else None
 
     def param_specs(self) -> dict[str, ParamSpec]:
-        if self.weight is None:
-            return {}
-        if self.unit_offset:
-            return {"weight": ParamSpec("norm", init.constant(0.0), offset=1.0)}
-        return {"weight": ParamSpec("norm", init.constant(1.0))}
+        start = ParamSpec("norm", init.constant(0.0), offset=1.0) if self.unit_offset else ParamSpec("norm", init.constant(1.0))
+        specs = {"weight": start, "bias": ParamSpec("bias", init.constant(0.0))}
+        return {name: spec for name, spec in specs.items() if getattr(self, name) is not None}
 
     def forward(self, x: Tensor) -> Tensor:
         """(... d) to (... d)."""
@@ -81,17 +80,48 @@ class RMSNorm(Norm):
         wide = x if x.dtype == dtype else x.to(dtype)
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         if self.weight is None:
-            return normed.to(x.dtype)
+            return (normed if self.bias is None else normed + self.bias.to(dtype)).to(x.dtype)
         weight: Tensor = self.weight
         weight = weight if weight.dtype == dtype else weight.to(dtype)
         if self.unit_offset:
             weight = 1.0 + weight
         if self.round_first:
-            return normed.to(x.dtype) * weight.to(x.dtype)
-        return (normed * weight).to(x.dtype)
+            rounded = normed.to(x.dtype) * weight.to(x.dtype)
+            return rounded if self.bias is None else rounded + self.bias.to(x.dtype)
+        y = normed * weight
+        return (y if self.bias is None else y + self.bias.to(dtype)).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"eps={self.eps}, unit_offset={self.unit_offset}"
+
+
+class L2NormConfig(NormConfig):
+    """y = x / sqrt(sum(x^2) + eps), a point of the unit sphere (nGPT); without parameters."""
+
+    type: Literal["l2_norm"] = "l2_norm"
+    eps: float = Field(default=1e-6, gt=0)
+
+    @classmethod
+    def tiny(cls) -> Self:
+        return cls()
+
+    def build(self, ctx: BuildContext) -> L2Norm:
+        return L2Norm(self.eps)
+
+
+class L2Norm(Norm):
+    """See :class:`L2NormConfig`."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(... d) to (... d)."""
+        return l2_normalised(x, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"eps={self.eps}"
 
 
 class LayerNormConfig(NormConfig):

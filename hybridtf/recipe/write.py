@@ -11,7 +11,7 @@ from typing import Any
 from hybridtf.core import ConfigError
 from hybridtf.recipe.tables import Recipe
 
-MAX_WIDTH = 110
+MAX_WIDTH = 120
 """A table that would make a longer line becomes a section of its own."""
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")

@@ -30,7 +30,9 @@ def mixed(**more):
     # A block beside the stream changes the width, which heads alone can.
     kinds = {name: ATTENTION if i % 2 or name == "beside" else MAMBA for i, name in enumerate(WIRINGS)}
     blocks = {name: {**kind, **OPTIONS, "type": name} for name, kind in kinds.items()}
-    return build(blocks, " ".join(WIRINGS), **more)
+    blocks["shortcut"]["shortcut"] = {"type": "mlp", "d_ff": 6}
+    blocks["join"] = {"type": "inject", "edge": "shortcut"}
+    return build(blocks, " ".join([*WIRINGS, "join"]), **more)
 
 
 def test_cut_and_packed():

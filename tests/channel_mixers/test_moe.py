@@ -35,6 +35,9 @@ FORMS = {
     "none outside": {"bias": True, "d_ff_shared": 5, "outer_bias": False},
     "two that always serve": {"n_always": 2, "scores": "sigmoid", "selection_bias": "fixed", "routed_scale": 1.5},
     "two that always serve, and groups": {"n_always": 2, "n_groups": 2, "top_k_groups": 1},
+    "root of softplus": {"scores": "sqrt_softplus", "selection_bias": "fixed", "routed_scale": 1.5},
+    "two that give back": {"n_identity": 2, "normalize": False, "selection_bias": "fixed", "top_k": 3, "d_ff_shared": 4},
+    "three that give back a latent": {"n_identity": 3, "d_latent": 4, "weights_on": "input", "n_groups": 3, "top_k_groups": 2},
 }
 
 
@@ -64,15 +67,17 @@ def unit(config, gate, up, bounded=True):
 
 def chosen_by_hand(config, logits, bias):
     """Experts of one token, best first, by sorting in Python."""
-    routed = config.n_experts - config.n_always
-    compared = {"softmax": logits.softmax(0), "softmax_top_k": logits, "sigmoid": logits.sigmoid()}[config.scores]
+    routed = config.n_experts + config.n_identity - config.n_always
+    scores = {"softmax": logits.softmax(0), "softmax_top_k": logits, "sigmoid": logits.sigmoid()}
+    compared = scores[config.scores] if config.scores in scores else (1 + logits.exp()).log().sqrt()
     wanted = (compared[:routed] if bias is None else compared[:routed] + bias).tolist()
     size = routed // config.n_groups
     groups = [sorted(wanted[g * size : (g + 1) * size], reverse=True) for g in range(config.n_groups)]
     worth = [sum(group[: 2 if config.group_score == "top2" else 1]) for group in groups]
     allowed = sorted(range(config.n_groups), key=lambda g: -worth[g])[: config.top_k_groups]
     experts = [e for e in range(routed) if e // size in allowed]
-    return [*sorted(experts, key=lambda e: -wanted[e])[: config.top_k], *range(routed, config.n_experts)], compared
+    best = sorted(experts, key=lambda e: -wanted[e])[: config.top_k]
+    return [*best, *range(routed, routed + config.n_always)], compared
 
 
 def by_token(mixer, x):
@@ -90,6 +95,10 @@ def by_token(mixer, x):
         inner = mixer.latent_in(token) if config.d_latent else token
         total = torch.zeros_like(inner)
         for e, weight in zip(chosen, (weights * config.routed_scale).unbind(0), strict=True):
+            if e >= config.n_experts:
+                total = total + weight * inner
+                continue
+
             def project(h, name, e=e):
                 b = getattr(experts, f"{name}_bias")
                 return h @ getattr(experts, name)[e] + (0 if b is None else b[e])
@@ -277,6 +286,26 @@ def test_only_what_is_chosen_counts_as_load():
     assert mixer.idle_parameters() == 2 * expert
 
 
+def test_what_gives_back_costs_nothing_and_pads_are_not_given_back():
+    mixer = build(n_identity=2, top_k=2, router_bias=True, normalize=False)
+    with torch.no_grad():
+        mixer.router.bias.copy_(torch.tensor([0.0] * 6 + [99.0, 98.0]))
+    x, segments = data(2, 5), Segments.from_lengths([[5], [3]])
+    y = mixer(x, segments=segments)[0]
+    torch.testing.assert_close(y[0], mixer.router(x[0]).softmax(-1)[:, 6:].sum(-1, keepdim=True) * x[0])
+    assert not y[1, 3:].any()
+    assert mixer.idle_parameters() == sum(p.numel() for p in mixer.experts.parameters()) // 6 * 4
+
+
+def test_the_root_of_softplus_has_a_gradient_where_it_is_nothing():
+    logits = torch.tensor([[-200.0, -104.0, 0.0, 50.0]], requires_grad=True)
+    options = RouterOptions(n_experts=4, top_k=4, scores="sqrt_softplus", normalize=False)
+    routing = route(logits, options, None)
+    routing.weights.sum().backward()
+    assert torch.isfinite(logits.grad).all()
+    assert float(routing.weights.detach().max()) == pytest.approx(50**0.5)
+
+
 @pytest.mark.parametrize(("options", "message"), [
     ({"top_k": 7}, "top_k = 7 is more than the 6 experts"), ({"n_groups": 4}, "not divisible by n_groups = 4"),
     ({"n_groups": 2, "top_k_groups": 3}, "top_k_groups = 3 is more than n_groups = 2"),
@@ -286,6 +315,8 @@ def test_only_what_is_chosen_counts_as_load():
     ({"n_always": 5}, "top_k = 2 is more than the 1 experts"), ({"n_always": 6}, "n_experts - n_always = 0 is not"),
     ({"n_always": 1, "n_groups": 2}, "n_experts - n_always = 5 is not divisible by n_groups = 2"),
     ({"n_always": 2, "balance_loss": 0.1}, "with n_always some are not"),
+    ({"n_always": 2, "n_identity": 2}, "both of the last experts"), ({"n_identity": 3, "top_k": 10}, "than the 9 experts"),
+    ({"choice": "token_id", "selection_bias": "fixed"}, "choice = 'token_id' looks it up"),
     ({"outer_bias": True}, "give d_ff_shared or d_latent"),
     ({"gated": False, "limit": 2.0}, "are of gated experts"), ({"scores": "softmaxx"}, "Did you mean 'softmax'"),
 ])

@@ -17,6 +17,9 @@ SIZES = {
 }
 YARN = {"factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 32, "attention_factor": 1.2}
 FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.5, 2.0, 2.5, 3.0]}
+V4 = {"num_key_value_heads": 1, "head_dim": 32, "n_routed_experts": 6, "o_groups": 2, "intermediate_size": None}
+V4_LAYERS = [f"{kind}_attention" for kind in ("compressed_sparse", "heavily_compressed", *["compressed_sparse"] * 2)]
+STRETCHED = {"factor": 4.0, "original_max_position_embeddings": 64}
 LAYERS = ["sliding_attention"] * 5 + ["full_attention"]
 
 
@@ -51,6 +54,24 @@ PAIRS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "layer_types": LAYERS, "sliding_window": 4096, "rope_parameters": {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 500000},
                 "full_attention": {"rope_type": "yarn", "rope_theta": 500000, **YARN},
+            },
+        },
+    ),
+    "deepseek_v4, whose layers were told by ratios": (
+        "deepseek_v4",
+        {
+            **V4, "compress_ratios": [128, 0, 4, 128, 4, 4, 0], "compress_rate_hca": 16, "num_hash_layers": 2,
+            "qk_rope_head_dim": 8, "rope_scaling": {"type": "yarn", **STRETCHED},
+        },
+        {
+            **V4, "layer_types": ["heavily_compressed_attention", "sliding_attention", *V4_LAYERS],
+            "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+            "mlp_layer_types": ["hash_moe"] * 2 + ["moe"] * 4, "partial_rotary_factor": 0.25, "rope_parameters": {
+                "main": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+                "compress": {
+                    "rope_type": "yarn", "rope_theta": 160000.0, "partial_rotary_factor": 0.25, "attention_factor": 1.0,
+                    **STRETCHED,
+                },
             },
         },
     ),

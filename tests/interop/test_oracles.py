@@ -13,7 +13,7 @@ from hybridtf.core import Segments
 from hybridtf.interop import export_checkpoint, import_checkpoint
 from hybridtf.models.weights import read_weights
 from tests.interop import tiny_oracles
-from tests.interop.oracles import Oracle, names, oracle
+from tests.interop.oracles import REWRITTEN, Oracle, names, oracle
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns about kernels it does not find
 NAMES = names()
@@ -77,9 +77,10 @@ def test_transformers_loads_what_is_written(name, tmp_path):
     family = export_checkpoint(plain.model, tmp_path / "out", family=plain.family.model_type)
     assert family is plain.family
     before, after = read_weights(one.folder / "model.safetensors"), read_weights(tmp_path / "out" / "model.safetensors")
-    assert set(after) <= set(before)
-    for tensor in after:
-        assert torch.equal(after[tensor], before[tensor]), tensor
+    if name not in REWRITTEN:
+        assert set(after) <= set(before)
+        for tensor in after:
+            assert torch.equal(after[tensor], before[tensor]), tensor
     arch = tiny_oracles.ARCHS[name]
     options = {"attn_implementation": arch.attn} if arch.attn else {}
     loaded = tiny_oracles.hf_class(arch.model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hybridtf.core import BuildContext, ConfigError, leaves
+from hybridtf.core import BuildContext, ConfigError, init_parameters, leaves
 from hybridtf.interop.strict import StrictFloat64
 from hybridtf.mixers import MLAConfig
 
@@ -135,3 +135,19 @@ def test_a_gate_weighs_each_head():
         y, state = gated(x[:, t : t + 1], state=state)
         parts.append(y)
     torch.testing.assert_close(torch.cat(parts, 1), want, rtol=0, atol=1e-13)
+
+
+def test_scaled_latents_are_norms_of_other_weights():
+    options = {"n_heads": 2, "q_lora_rank": 5, "kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_dim": 3}
+    ctx = BuildContext(d_model=8, param_dtype=torch.float64)
+    plain = MLAConfig(**options).build(ctx)
+    scaled = MLAConfig(**options, q_latent_scale=1.5, kv_latent_scale=0.7).build(ctx)
+    init_parameters(plain, 0)
+    scaled.load_state_dict(plain.state_dict())
+    with torch.no_grad():
+        plain.q_a_norm.weight.mul_(1.5)
+        plain.kv_a_norm.weight.mul_(0.7)
+    x = torch.randn(2, 7, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(scaled(x)[0], plain(x)[0], rtol=0, atol=1e-13)
+    with pytest.raises(ConfigError, match="give q_lora_rank"):
+        MLAConfig(n_heads=2, q_latent_scale=2.0)

@@ -8,17 +8,17 @@ import torch
 import torch.nn.functional as F
 
 from hybridtf.core import BuildContext, ConfigError, Norm, NormConfig, init_parameters
-from hybridtf.nn import GatedRMSNorm, GroupNormConfig, LayerNormConfig, NoNormConfig, RMSNormConfig
+from hybridtf.nn import GatedRMSNorm, GroupNormConfig, L2NormConfig, LayerNormConfig, NoNormConfig, RMSNormConfig
 from hybridtf.testing import check_norm
 from hybridtf.testing.laws_config import option_variants
 
 CTX = BuildContext(d_model=12, param_dtype=torch.float64)
 ALL = [
-    RMSNormConfig(), RMSNormConfig(gate_rank=5),
+    RMSNormConfig(), RMSNormConfig(gate_rank=5), RMSNormConfig(bias=True), RMSNormConfig(bias=True, round_first=True),
     RMSNormConfig(unit_offset=True), RMSNormConfig(weight=False), RMSNormConfig(round_first=True),
     LayerNormConfig(), LayerNormConfig(bias=False), LayerNormConfig(weight=False), LayerNormConfig(weight=False, bias=False),
     GroupNormConfig(n_groups=3), GroupNormConfig(n_groups=2, weight=False), GroupNormConfig(n_groups=4, bias=False),
-    NoNormConfig(),
+    L2NormConfig(), NoNormConfig(),
 ]
 COMPUTING = ALL[:-1]
 KINDS = (RMSNormConfig, LayerNormConfig, GroupNormConfig)
@@ -64,6 +64,21 @@ def test_a_gate_of_the_normed_row():
 def test_rms_norm_is_torchs(shape):
     norm = randomised(RMSNormConfig(eps=1e-5).build(CTX))
     same_with_gradients(norm, lambda x, w: F.rms_norm(x, (12,), w, 1e-5), randn(*shape))
+
+
+@pytest.mark.parametrize("weight", [True, False])
+def test_rms_norm_with_a_bias(weight):
+    norm, x = randomised(RMSNormConfig(weight=weight, bias=True).build(CTX)), randn(3, 12)
+
+    def other(z, *params):
+        return F.rms_norm(z, (12,), params[0] if weight else None, 1e-6) + params[-1]
+
+    same_with_gradients(norm, other, x)
+
+
+def test_l2_norm_gives_vectors_of_length_one():
+    norm, x = L2NormConfig(eps=1e-15).build(CTX), randn(3, 12)
+    same_with_gradients(norm, lambda z: F.normalize(z, dim=-1), x)
 
 
 def test_rms_norm_without_weight_and_with_unit_offset():

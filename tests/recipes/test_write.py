@@ -74,13 +74,13 @@ pattern = "a"
 max_seq_len = 2048
 stem = { type = "token_embedding", position = { type = "none" }, scale = 1.0, dropout = 0.0 }
 head = { type = "lm_head", tied = true, bias = false, scale = 1.0 }
-final_norm = { type = "rms_norm", eps = 1e-06, weight = true, unit_offset = false, round_first = false }
+final_norm = { type = "rms_norm", eps = 1e-06, weight = true, bias = false, unit_offset = false, round_first = false }
 residual_init = "depth"
 
 [model.blocks.a]
 type = "prenorm"
 shared = true
-norm = { type = "rms_norm", eps = 1e-06, weight = true, unit_offset = false, round_first = false }
+norm = { type = "rms_norm", eps = 1e-06, weight = true, bias = false, unit_offset = false, round_first = false }
 residual_scale = 1.0
 skip_scale = 1.0
 dropout = 0.0

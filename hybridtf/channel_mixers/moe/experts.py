@@ -56,7 +56,7 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, experts: Tensor, weights: Tensor, n_tokens: int) -> Tensor:
         """x (n d), ``experts`` and ``weights`` (n k) to the weighted sum of the experts' outputs (n d), in x's dtype.
 
-        The expert e (one past the last) stands for none: it gives zero, and nothing is read for it. ``n_tokens``: of a row.
+        Experts from e on (past the last) stand for none: they give zero, and nothing is read for them. ``n_tokens``: of a row.
         """
         given = x.dtype
         if torch.is_autocast_enabled(x.device.type):

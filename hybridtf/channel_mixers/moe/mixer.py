@@ -18,10 +18,12 @@ from hybridtf.channel_mixers.moe.experts import ExpertOptions, Experts
 from hybridtf.channel_mixers.moe.losses import balance_loss, z_loss
 from hybridtf.channel_mixers.moe.routing import RouterOptions, Routing, route
 from hybridtf.channel_mixers.moe.selection import SelectionBias
+from hybridtf.channel_mixers.moe.token_table import TOKENS, TokenTable
 from hybridtf.core import (
     BuildContext,
     ChannelMixer,
     ChannelMixerConfig,
+    Edges,
     Extras,
     ParamSpec,
     Preset,
@@ -91,11 +93,13 @@ class MoE(ChannelMixer):
     def __init__(self, config: MoEConfig, ctx: BuildContext) -> None:
         super().__init__()
         self.config = config
-        self.router = nn.Linear(ctx.d_model, config.n_experts, bias=config.router_bias, **ctx.factory)
+        self.router = nn.Linear(ctx.d_model, config.n_scored, bias=config.router_bias, **ctx.factory)
+        self.table = TokenTable(config.n_scored, config.top_k, ctx.child("table")) if config.choice == "token_id" else None
+        self.reads: tuple[str, ...] = () if self.table is None else (TOKENS,)
         self.selection: SelectionBias | None = None
         if config.selection_bias != "none":
             step = config.bias_step if config.selection_bias == "balanced" else 0.0
-            self.selection = SelectionBias(config.n_experts - config.n_always, step, ctx)
+            self.selection = SelectionBias(config.n_scored - config.n_always, step, ctx)
         inner = ctx.child("experts", d_model=config.d_latent or ctx.d_model)
         self.experts = Experts(config, config.n_experts, inner, ends_branch=not config.d_latent)
         if config.d_latent:
@@ -117,20 +121,22 @@ class MoE(ChannelMixer):
     def idle_parameters(self) -> int:
         """Parameters that one token does not use: those of the experts that it does not choose."""
         total = sum(p.numel() for p in self.experts.parameters())
-        return total // self.config.n_experts * (self.config.n_experts - self.config.top_k - self.config.n_always)
+        return total // self.config.n_experts * max(self.config.n_experts - self.config.top_k - self.config.n_always, 0)
 
     def forward(
-        self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, keep: int = 0
+        self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, keep: int = 0,
+        edges: Edges | None = None,
     ) -> tuple[Tensor, State | None] | tuple[Tensor, State | None, Extras]:
         check_call(self, x, segments, state)
+        looked_up = None if self.table is None else self.table(edges)
         if segments is not None:
             x = x.masked_fill(~segments.real[..., None], 0)  # what pads hold reaches nothing
         tokens = x.flatten(0, 1)
         logits = self._logits(tokens)
-        routing = route(logits, self.config, None if self.selection is None else self.selection.bias)
+        routing = route(logits, self.config, None if self.selection is None else self.selection.bias, looked_up)
         if segments is not None:
             pads = ~segments.real.flatten()[:, None]
-            routing = routing._replace(experts=routing.experts.masked_fill(pads, self.config.n_experts))
+            routing = routing._replace(experts=routing.experts.masked_fill(pads, self.config.n_scored))
         if self.selection is not None:
             chosen = routing.experts[:, : self.config.top_k]
             self.selection.count(chosen.clamp(max=len(self.selection.bias)) if self.config.n_always else chosen)
@@ -157,6 +163,9 @@ class MoE(ChannelMixer):
     def _routed(self, tokens: Tensor, routing: Routing, n_tokens: int) -> Tensor:
         inner = self.latent_in(tokens) if self.config.d_latent else tokens
         y: Tensor = self.experts(inner, routing.experts, routing.weights, n_tokens)
+        if self.config.n_identity:
+            given_back = (routing.experts >= self.config.n_experts) & (routing.experts < self.config.n_scored)
+            y = y + (inner * routing.weights.masked_fill(~given_back, 0).sum(-1, keepdim=True)).to(y.dtype)
         return self.latent_out(y) if self.config.d_latent else y
 
     def _losses(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, Self
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -19,8 +20,12 @@ class RouterOptions(ConfigTable):
 
     n_experts: int = Field(gt=0)
     top_k: int = Field(gt=0)
-    scores: Literal["softmax", "softmax_top_k", "sigmoid"] = "softmax"
-    """Of the logits: a softmax over all experts; over the chosen ones alone; or each by itself. The weights are these."""
+    scores: Literal["softmax", "softmax_top_k", "sigmoid", "sqrt_softplus"] = "softmax"
+    """Of the logits: a softmax over all experts; over the chosen ones alone; or each by itself (the last is DeepSeek-V4's). The
+    weights are these."""
+    choice: Literal["score", "token_id"] = "score"
+    """``token_id``: a table, drawn at the start and not trained, says which experts serve a token of this id; scores only weigh
+    them (the first layers of DeepSeek-V4)."""
     normalize: bool = True
     """Divide the chosen weights by their sum (plus ``norm_eps``). No effect on ``softmax_top_k``, whose sum is 1."""
     norm_eps: float = Field(default=1e-20, ge=0)
@@ -42,10 +47,16 @@ class RouterOptions(ConfigTable):
     n_always: int = Field(default=0, ge=0, examples=[3])
     """The last so many of the experts serve every token beside the ``top_k``, which are chosen among the others; their weights
     are made of their scores as all weights are (Inkling)."""
+    n_identity: int = Field(default=0, ge=0, examples=[3])
+    """So many experts beside the ``n_experts``, the last that the router scores, give back what they are given: a token that
+    chooses one computes less (LongCat-Flash)."""
 
     @model_validator(mode="after")
     def _routes(self) -> Self:
-        routed, name = self.n_experts - self.n_always, "n_experts - n_always" if self.n_always else "n_experts"
+        if self.n_always and self.n_identity:
+            raise ValueError("n_always and n_identity are both of the last experts: give one of them")
+        routed = self.n_scored - self.n_always
+        name = "n_experts" + (" - n_always" if self.n_always else " + n_identity" if self.n_identity else "")
         if routed < 1 or routed % self.n_groups:
             raise ValueError(f"{name} = {routed} is not divisible by n_groups = {self.n_groups}")
         size = routed // self.n_groups
@@ -57,42 +68,70 @@ class RouterOptions(ConfigTable):
             )
         if self.group_score == "top2" and size < 2:
             raise ValueError("group_score = 'top2' needs groups of two experts or more")
-        if self.top_k == 1 < self.n_experts and not self.n_always and (self.normalize or self.scores == "softmax_top_k"):
+        if self.top_k == 1 < self.n_scored and not self.n_always and (self.normalize or self.scores == "softmax_top_k"):
             raise ValueError(
                 "top_k = 1 with weights that sum to 1 gives every token the weight 1, and the router no gradient; use "
                 "normalize = false with scores 'softmax' or 'sigmoid'"
             )
         return self
 
+    @model_validator(mode="after")
+    def _looked_up(self) -> Self:
+        grouped = self.top_k_groups < self.n_groups
+        if self.choice == "token_id" and (self.selection_bias != "none" or grouped or self.n_always):
+            raise ValueError("selection_bias, groups and n_always are of a choice by score; choice = 'token_id' looks it up")
+        return self
+
+    @property
+    def n_scored(self) -> int:
+        """Experts that the router has a logit of."""
+        return self.n_experts + self.n_identity
+
 
 class Routing(NamedTuple):
-    """``experts`` (n k) int64, all different in a row, those that always serve last; ``weights`` (n k); ``probs`` (n e): scores
-    that sum to 1."""
+    """``experts`` (n k) int64, those that always serve last; ``weights`` (n k); ``probs`` (n e): scores that sum to 1."""
 
     experts: Tensor
     weights: Tensor
     probs: Tensor
 
 
-def route(logits: Tensor, options: RouterOptions, selection_bias: Tensor | None) -> Routing:
-    """The choice for each token. ``logits`` (n e) are float32 at least, and so are the weights."""
-    scores = logits.sigmoid() if options.scores == "sigmoid" else logits.softmax(-1)
+def route(
+    logits: Tensor, options: RouterOptions, selection_bias: Tensor | None, looked_up: Tensor | None = None
+) -> Routing:
+    """The choice for each token, ``looked_up`` (n k) where it is known. ``logits`` (n e) are float32 at least, and so are the
+    weights."""
+    scores = _scores(logits, options)
     # What is compared: a softmax over the chosen ones is not known yet, and has the order of the logits.
     compared = logits if options.scores == "softmax_top_k" else scores
-    with torch.no_grad():
-        wanted = compared[..., : options.n_experts - options.n_always]
-        wanted = wanted if selection_bias is None else wanted + selection_bias.to(compared.dtype)
-        experts = _within_groups(wanted, options).topk(options.top_k, -1).indices
-        if options.n_always:
-            always = torch.arange(wanted.shape[-1], options.n_experts, device=experts.device)
-            experts = torch.cat([experts, always.expand(len(experts), -1)], -1)
+    experts = _chosen(compared, options, selection_bias) if looked_up is None else looked_up
     weights = compared.gather(-1, experts)
     if options.scores == "softmax_top_k":
         weights = weights.softmax(-1)
     elif options.normalize:
         weights = weights / (weights.sum(-1, keepdim=True) + options.norm_eps)
-    probs = scores / scores.sum(-1, keepdim=True) if options.scores == "sigmoid" else scores
+    probs = scores / scores.sum(-1, keepdim=True) if options.scores in ("sigmoid", "sqrt_softplus") else scores
     return Routing(experts, weights * options.routed_scale, probs)
+
+
+def _scores(logits: Tensor, options: RouterOptions) -> Tensor:
+    if options.scores == "sigmoid":
+        return logits.sigmoid()
+    if options.scores == "sqrt_softplus":  # the root of 0 has no gradient
+        return F.softplus(logits).clamp(min=torch.finfo(logits.dtype).tiny).sqrt()
+    return logits.softmax(-1)
+
+
+@torch.no_grad()
+def _chosen(compared: Tensor, options: RouterOptions, selection_bias: Tensor | None) -> Tensor:
+    """(n k), all different in a row."""
+    wanted = compared[..., : options.n_scored - options.n_always]
+    wanted = wanted if selection_bias is None else wanted + selection_bias.to(compared.dtype)
+    experts = _within_groups(wanted, options).topk(options.top_k, -1).indices
+    if options.n_always:
+        always = torch.arange(wanted.shape[-1], options.n_experts, device=experts.device)
+        experts = torch.cat([experts, always.expand(len(experts), -1)], -1)
+    return experts
 
 
 def _within_groups(wanted: Tensor, options: RouterOptions) -> Tensor:

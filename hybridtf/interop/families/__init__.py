@@ -6,7 +6,9 @@ from hybridtf.interop.families import (
     cycles,
     decoders,
     decoders_more,
+    deepseek_v4,
     delta,
+    dory,
     gemma,
     glm_hybrids,
     gpt,
@@ -21,6 +23,7 @@ from hybridtf.interop.families import (
     lightning,
     llama4,
     local_global,
+    longcat,
     olmo,
     qwen_hybrids,
     recurrent,
@@ -32,9 +35,9 @@ from hybridtf.interop.families import (
 from hybridtf.interop.family import Family
 
 MODULES = (
-    decoders, scans, hybrids, afmoe, bloom, cycles, decoders_more, delta, gemma, glm_hybrids, gpt, gpt_oss, griffin,
-    hybrids_mamba2, indexed, inkling, latents, lfm, lightning, llama4, local_global, olmo, qwen_hybrids, recurrent,
-    windowed_experts, windows, zamba,
+    decoders, scans, hybrids, afmoe, bloom, cycles, decoders_more, deepseek_v4, delta, dory, gemma, glm_hybrids, gpt, gpt_oss,
+    griffin, hybrids_mamba2, indexed, inkling, latents, lfm, lightning, llama4, local_global, longcat, olmo, qwen_hybrids,
+    recurrent, windowed_experts, windows, zamba,
 )
 """In this order an export looks for a family that has the model."""
 

@@ -97,23 +97,23 @@ def _xlstm(settings: Settings) -> Table:
     n = settings.count("num_hidden_layers", settings.count("num_blocks", 32))
     if settings.count("num_blocks", n) != n:
         raise CheckpointError(f"{settings.where}: num_blocks differs from num_hidden_layers {n}")
-    settings.only("weight_mode", "single")
-    settings.only("use_bias", False)  # its RMS norms have one then
+    settings.only("weight_mode", "single", "fused")
+    bias = settings.flag("use_bias", False)
     settings.only("tie_word_embeddings", False)
     settings.passed_over(*_KERNELS, "max_position_embeddings")
     norm = parts.norm(settings, "norm_eps")
     mixer = {
         "type": "mlstm", "n_heads": settings.count("num_heads", 8), "expand_k": settings.number("qk_dim_factor", 0.5),
         "expand_v": settings.number("v_dim_factor", 1.0), "gate_softcap": settings.number("gate_soft_cap", 15.0),
-        "eps": settings.number("eps", 1e-6), "norm_eps": norm["eps"],
+        "eps": settings.number("eps", 1e-6), "norm_eps": norm["eps"], "bias": bias,
     }
     of = settings.count("ffn_round_up_to_multiple_of", 64)
     d_ff = int((d_model * settings.number("ffn_proj_factor", 2.667) + of - 1) // of * of)
-    layers = [{"mixer": mixer, "channel_mixer": {"type": "swiglu", "d_ff": d_ff}, "norm": norm}] * n
+    layer = {"mixer": mixer, "channel_mixer": {"type": "swiglu", "d_ff": d_ff, "bias": bias}, "norm": {**norm, "bias": bias}}
     return {
         "vocab_size": settings.count("vocab_size", 50304), "d_model": d_model, "final_norm": norm,
         "head": {"type": "lm_head", "tied": False, "softcap": settings.number("output_logit_soft_cap", 30.0)},
-        **stack_of(layers),
+        **stack_of([layer] * n),
     }
 
 
@@ -130,6 +130,11 @@ def _link_xlstm(links: WeightMap, config: LanguageModelConfig) -> None:
         for one, other in mixer.items():
             links.same(f"{ours}.mixer.{one}", f"{theirs}.mlstm_layer.{other}")
         parts.link_gated(links, f"{ours}.channel_mixer", f"{theirs}.ffn", "proj_up_gate", "proj_up", "proj_down")
+        wide = [f"{ours}.mixer.{one}_proj" for one in ("q", "k", "v", "gate")]
+        links.also_fused(wide, f"{theirs}.mlstm_layer.qkv_opreact")
+        links.also_fused([f"{ours}.mixer.i_proj", f"{ours}.mixer.f_proj"], f"{theirs}.mlstm_layer.ifgate_preact")
+        both = [f"{ours}.channel_mixer.gate_proj", f"{ours}.channel_mixer.up_proj"]
+        links.also_fused(both, f"{theirs}.ffn.proj_up_gate_z")
 
 
 def _xlstm_settings(config: LanguageModelConfig) -> Table:
