@@ -18,8 +18,8 @@ from hybridtf.nn.head_projections import GroupedHeadsConfig, HeadCountsConfig, H
 from hybridtf.nn.heads_mixer import HeadsConfig, HeadsMixer, NormOver
 from hybridtf.nn.hippo import diagonal_hippo, hippo_legs
 from hybridtf.nn.implicit_filter import ImplicitFilter
-from hybridtf.nn.indexed_mixer import IndexedMixer
-from hybridtf.nn.indexer import IndexedConfig
+from hybridtf.nn.indexed_mixer import IndexedMixer, indexer_kl
+from hybridtf.nn.indexer import IndexedConfig, refuse_spans
 from hybridtf.nn.latent_mixer import LatentConfig, LatentMixer
 from hybridtf.nn.limits import PositiveRange, PowerOfTwo, idle_beside
 from hybridtf.nn.linear_heads import LinearHeads, Written, head_count, head_width, retention_log_decay
@@ -104,8 +104,9 @@ __all__ = [
     "SoftplusDecayConfig", "SparseMixer", "SparseMixerConfig", "TokenShift", "ValueHeadsConfig", "Written", "XPos",
     "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "channel_pattern", "channel_ramp", "diagonal_hippo",
     "discretised", "empty_pooled", "ended", "entries_seen", "filled_with", "forget_sums", "group_sum", "group_sums",
-    "head_count", "head_width", "hippo_legs", "idle_beside", "l2_normalised", "layer_depth", "log_forget", "merge_low_rank",
-    "multiply", "n_real", "pooled_with", "quadratic", "residual_conv", "retention_log_decay", "running_bound",
+    "head_count", "head_width", "hippo_legs", "idle_beside", "indexer_kl",
+    "l2_normalised", "layer_depth", "log_forget", "merge_low_rank",
+    "multiply", "n_real", "pooled_with", "quadratic", "refuse_spans", "residual_conv", "retention_log_decay", "running_bound",
     "running_softmax", "scaled_orthogonal", "short_convs", "softplus_log_decay", "taylor", "time_step", "token_positions",
     "tokens_of", "told", "wide_dtype",
 ]
