@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hybridtf.blocks.attention_residual import AttentionResidual, AttentionResidualConfig
 from hybridtf.blocks.beside import Beside, BesideConfig, Guided, GuidedConfig
+from hybridtf.blocks.engram import Engram, EngramConfig
 from hybridtf.blocks.looped_residual import LoopedResidual, LoopedResidualConfig
 from hybridtf.blocks.loops import InjectConfig, RememberConfig
 from hybridtf.blocks.options import LearnedScale
@@ -26,7 +27,8 @@ from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 
 __all__ = [
-    "AttentionResidual", "AttentionResidualConfig", "Beside", "BesideConfig", "GatedResidualConfig", "Guided", "GuidedConfig",
+    "AttentionResidual", "AttentionResidualConfig", "Beside", "BesideConfig", "Engram", "EngramConfig",
+    "GatedResidualConfig", "Guided", "GuidedConfig",
     "HyperConnectionsConfig", "InjectConfig", "LearnedScale", "LoopedResidual", "LoopedResidualConfig",
     "ManifoldConnectionsConfig", "NormedStream", "NormedStreamConfig", "OutputNorm", "OutputNormConfig", "Parallel",
     "ParallelConfig", "PostNorm", "PostNormConfig", "PreNorm", "PreNormConfig", "RememberConfig", "SandwichConfig", "Streams",
@@ -39,5 +41,5 @@ def hybridtf_blocks() -> Sequence[type[ComponentConfig]]:
         PreNormConfig, PostNormConfig, SandwichConfig, OutputNormConfig, NormedStreamConfig,
         ParallelConfig, HyperConnectionsConfig, ManifoldConnectionsConfig, GatedResidualConfig,
         AttentionResidualConfig, LoopedResidualConfig, RememberConfig, InjectConfig,
-        BesideConfig, GuidedConfig,
+        BesideConfig, GuidedConfig, EngramConfig,
     )

@@ -27,6 +27,7 @@ from hybridtf.nn.low_rank import Adapted, LoraLinear, LoraOptions, LowRank, merg
 from hybridtf.nn.lower_bounds import LowerBounds, log_forget
 from hybridtf.nn.memory_mixer import MemoryConfig, MemoryMixer
 from hybridtf.nn.message_gate import MessageGate
+from hybridtf.nn.ngrams import HashedNgrams
 from hybridtf.nn.norms import (
     GatedRMSNorm,
     GroupNormConfig,
@@ -92,7 +93,8 @@ __all__ = [
     "AlibiConfig", "Bottleneck", "ComplexScan", "Connected", "Connection", "ConvForm", "DepthAttention", "DepthOptions",
     "DiagonalInit", "DiagonalSSM", "Discretisation", "DropPath", "DynamicConv", "DynamicNTKScaling", "Ended",
     "FeatureMap", "GateOptions", "GatedConnection", "GatedRMSNorm", "GatedStreams", "GroupNormConfig",
-    "GroupedHeadsConfig", "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadProjections", "HeadRMSNorm", "HeadsConfig",
+    "GroupedHeadsConfig", "HashedNgrams",
+    "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadProjections", "HeadRMSNorm", "HeadsConfig",
     "HeadsMixer", "Held", "HeldAttention", "HeldHeads", "HyperConnection", "ImplicitFilter", "IndexedConfig",
     "IndexedMixer", "L2Clip", "LatentConfig", "LatentMixer", "LayerNorm", "LayerNormConfig", "LearnedPosition",
     "LearnedPositionConfig", "LinearHeads", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear",

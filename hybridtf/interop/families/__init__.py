@@ -23,6 +23,7 @@ from hybridtf.interop.families import (
     local_global,
     minimax_m3,
     olmo,
+    qwen4,
     qwen_hybrids,
     recurrent,
     scans,
@@ -34,8 +35,8 @@ from hybridtf.interop.family import Family
 
 MODULES = (
     decoders, scans, hybrids, afmoe, bloom, cycles, decoders_more, delta, gemma, glm_hybrids, gpt, gpt_oss, griffin,
-    hybrids_mamba2, indexed, inkling, latents, lfm, lightning, llama4, local_global, minimax_m3, olmo, qwen_hybrids, recurrent,
-    windowed_experts, windows, zamba,
+    hybrids_mamba2, indexed, inkling, latents, lfm, lightning, llama4, local_global, minimax_m3, olmo, qwen4, qwen_hybrids,
+    recurrent, windowed_experts, windows, zamba,
 )
 """In this order an export looks for a family that has the model."""
 
