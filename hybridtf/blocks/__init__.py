@@ -12,6 +12,8 @@ from hybridtf.blocks.loops import InjectConfig, RememberConfig
 from hybridtf.blocks.options import LearnedScale
 from hybridtf.blocks.parallel import Parallel, ParallelConfig
 from hybridtf.blocks.sequential import (
+    AffineResidual,
+    AffineResidualConfig,
     NormedStream,
     NormedStreamConfig,
     OutputNorm,
@@ -27,6 +29,7 @@ from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 
 __all__ = [
+    "AffineResidual", "AffineResidualConfig",
     "AttentionResidual", "AttentionResidualConfig", "Beside", "BesideConfig", "Engram", "EngramConfig",
     "GatedResidualConfig", "Guided", "GuidedConfig",
     "HyperConnectionsConfig", "InjectConfig", "LearnedScale", "LoopedResidual", "LoopedResidualConfig",
@@ -41,5 +44,5 @@ def hybridtf_blocks() -> Sequence[type[ComponentConfig]]:
         PreNormConfig, PostNormConfig, SandwichConfig, OutputNormConfig, NormedStreamConfig,
         ParallelConfig, HyperConnectionsConfig, ManifoldConnectionsConfig, GatedResidualConfig,
         AttentionResidualConfig, LoopedResidualConfig, RememberConfig, InjectConfig,
-        BesideConfig, GuidedConfig, EngramConfig,
+        BesideConfig, GuidedConfig, EngramConfig, AffineResidualConfig,
     )

@@ -42,9 +42,19 @@ class RouterOptions(ConfigTable):
     n_always: int = Field(default=0, ge=0, examples=[3])
     """The last so many of the experts serve every token beside the ``top_k``, which are chosen among the others; their weights
     are made of their scores as all weights are (Inkling)."""
+    n_null: int = Field(default=0, ge=0, examples=[1])
+    """Choices beyond the experts that are none: a token that takes one gets nothing for it (ZAYA's skip expert). They stand in
+    no group, and every token may take them."""
+
+    @property
+    def n_choices(self) -> int:
+        """Logits of the router: experts, and choices that are none."""
+        return self.n_experts + self.n_null
 
     @model_validator(mode="after")
     def _routes(self) -> Self:
+        if self.n_null and self.n_always:
+            raise ValueError("n_null choices cannot stand beside n_always: the last experts would not be the last choices")
         routed, name = self.n_experts - self.n_always, "n_experts - n_always" if self.n_always else "n_experts"
         if routed < 1 or routed % self.n_groups:
             raise ValueError(f"{name} = {routed} is not divisible by n_groups = {self.n_groups}")
@@ -66,7 +76,8 @@ class RouterOptions(ConfigTable):
 
 
 class Routing(NamedTuple):
-    """``experts`` (n k) int64, all different in a row, those that always serve last; ``weights`` (n k); ``probs`` (n e): scores
+    """``experts`` (n k) int64, all different in a row, those that always serve last, numbers from n_experts on for none;
+    ``weights`` (n k); ``probs`` (n e): scores
     that sum to 1."""
 
     experts: Tensor
@@ -80,7 +91,7 @@ def route(logits: Tensor, options: RouterOptions, selection_bias: Tensor | None)
     # What is compared: a softmax over the chosen ones is not known yet, and has the order of the logits.
     compared = logits if options.scores == "softmax_top_k" else scores
     with torch.no_grad():
-        wanted = compared[..., : options.n_experts - options.n_always]
+        wanted = compared[..., : options.n_choices - options.n_always]
         wanted = wanted if selection_bias is None else wanted + selection_bias.to(compared.dtype)
         experts = _within_groups(wanted, options).topk(options.top_k, -1).indices
         if options.n_always:
@@ -99,9 +110,10 @@ def _within_groups(wanted: Tensor, options: RouterOptions) -> Tensor:
     """``wanted`` (n e) with -inf for the experts of groups that are not among the best."""
     if options.top_k_groups == options.n_groups:
         return wanted
+    wanted, free = wanted.split([wanted.shape[-1] - options.n_null, options.n_null], -1)
     grouped = wanted.unflatten(-1, (options.n_groups, wanted.shape[-1] // options.n_groups))
     best = grouped.amax(-1) if options.group_score == "max" else grouped.topk(2, -1).values.sum(-1)
     kept = best.topk(options.top_k_groups, -1).indices
     left_out = torch.ones_like(best, dtype=torch.bool).scatter(-1, kept, False)
-    masked: Tensor = grouped.masked_fill(left_out[..., None], float("-inf")).flatten(-2)
-    return masked
+    masked = grouped.masked_fill(left_out[..., None], float("-inf")).flatten(-2)
+    return torch.cat([masked, free], -1)

@@ -30,13 +30,14 @@ from hybridtf.interop.families import (
     windowed_experts,
     windows,
     zamba,
+    zaya,
 )
 from hybridtf.interop.family import Family
 
 MODULES = (
     decoders, scans, hybrids, afmoe, bloom, cycles, decoders_more, delta, gemma, glm_hybrids, gpt, gpt_oss, griffin,
     hybrids_mamba2, indexed, inkling, latents, lfm, lightning, llama4, local_global, minimax_m3, olmo, qwen4, qwen_hybrids,
-    recurrent, windowed_experts, windows, zamba,
+    recurrent, windowed_experts, windows, zamba, zaya,
 )
 """In this order an export looks for a family that has the model."""
 
