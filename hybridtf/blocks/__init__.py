@@ -6,12 +6,15 @@ from collections.abc import Sequence
 
 from hybridtf.blocks.attention_residual import AttentionResidual, AttentionResidualConfig
 from hybridtf.blocks.beside import Beside, BesideConfig, Guided, GuidedConfig
+from hybridtf.blocks.engram import Engram, EngramConfig
 from hybridtf.blocks.interpolated import Interpolated, InterpolatedConfig
 from hybridtf.blocks.looped_residual import LoopedResidual, LoopedResidualConfig
 from hybridtf.blocks.loops import InjectConfig, RememberConfig
 from hybridtf.blocks.options import LearnedScale
 from hybridtf.blocks.parallel import Parallel, ParallelConfig
 from hybridtf.blocks.sequential import (
+    AffineResidual,
+    AffineResidualConfig,
     NormedStream,
     NormedStreamConfig,
     OutputNorm,
@@ -28,11 +31,12 @@ from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 
 __all__ = [
-    "AttentionResidual", "AttentionResidualConfig", "Beside", "BesideConfig", "GatedResidualConfig", "Guided", "GuidedConfig",
-    "HyperConnectionsConfig", "InjectConfig", "Interpolated", "InterpolatedConfig", "LearnedScale", "LoopedResidual",
-    "LoopedResidualConfig", "ManifoldConnectionsConfig", "NormedStream", "NormedStreamConfig", "OutputNorm",
-    "OutputNormConfig", "Parallel", "ParallelConfig", "PostNorm", "PostNormConfig", "PreNorm", "PreNormConfig",
-    "RememberConfig", "SandwichConfig", "Shortcut", "ShortcutConfig", "Streams",
+    "AffineResidual", "AffineResidualConfig", "AttentionResidual", "AttentionResidualConfig", "Beside", "BesideConfig",
+    "Engram", "EngramConfig", "GatedResidualConfig", "Guided", "GuidedConfig", "HyperConnectionsConfig", "InjectConfig",
+    "Interpolated", "InterpolatedConfig", "LearnedScale", "LoopedResidual", "LoopedResidualConfig",
+    "ManifoldConnectionsConfig", "NormedStream", "NormedStreamConfig", "OutputNorm", "OutputNormConfig", "Parallel",
+    "ParallelConfig", "PostNorm", "PostNormConfig", "PreNorm", "PreNormConfig", "RememberConfig", "SandwichConfig",
+    "Shortcut", "ShortcutConfig", "Streams",
 ]
 
 
@@ -42,5 +46,5 @@ def hybridtf_blocks() -> Sequence[type[ComponentConfig]]:
         PreNormConfig, PostNormConfig, SandwichConfig, OutputNormConfig, NormedStreamConfig,
         ParallelConfig, HyperConnectionsConfig, ManifoldConnectionsConfig, GatedResidualConfig,
         AttentionResidualConfig, LoopedResidualConfig, RememberConfig, InjectConfig,
-        BesideConfig, GuidedConfig, ShortcutConfig, InterpolatedConfig,
+        BesideConfig, GuidedConfig, ShortcutConfig, InterpolatedConfig, EngramConfig, AffineResidualConfig,
     )

@@ -7,17 +7,19 @@ f is a branch, x the stream; residual multipliers are left out.
     sandwich       x + post(f(norm(x)))        https://arxiv.org/abs/2105.13290, Gemma 2 and 3
     output_norm    x + post(f(x))              https://arxiv.org/abs/2501.00656 (OLMo 2), Swin v2, EXAONE 4
     normed_stream  n + f(n),  n = norm(x)      MiniMax-01: https://arxiv.org/abs/2501.08313
+    affine_residual  s (x + b) + s' (f(norm(x)) + b')    ZAYA1, whose transformers code defines it
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from hybridtf.blocks.options import NormsAfter, NormsBefore
+from hybridtf.blocks.options import BRANCHES, NormsAfter, NormsBefore
 from hybridtf.blocks.wiring import BranchResult, Wiring
 from hybridtf.core import BuildContext
+from hybridtf.nn import ChannelAffine
 
 
 class PreNormConfig(NormsBefore):
@@ -67,6 +69,16 @@ class NormedStreamConfig(NormsBefore):
         return NormedStream(self, ctx)
 
 
+class AffineResidualConfig(NormsBefore):
+    """Norm before each branch, and learned vectors for each channel: s (x + b) + s' (f(norm(x)) + b'). At the start
+    ``prenorm``, with f scaled by the model's ``residual_init`` as there."""
+
+    type: Literal["affine_residual"] = "affine_residual"
+
+    def build(self, ctx: BuildContext) -> AffineResidual:
+        return AffineResidual(self, ctx)
+
+
 class Sequential(Wiring):
     """The mixer's branch, then the channel mixer's; a subclass says how a branch is wired."""
 
@@ -108,3 +120,20 @@ class NormedStream(Sequential):
     def branched(self, branch: str, x: Tensor, seen: BranchResult, call: dict[str, Any]) -> Tensor:
         x = self.norm(branch, x)
         return self.onto(branch, x, self.scaled(branch, self.branch(branch, x, seen, **call)))
+
+
+class AffineResidual(PreNorm):
+    """See :class:`AffineResidualConfig`. The vectors of a branch are ``mixer_affine`` and ``channel_affine``."""
+
+    def __init__(self, config: AffineResidualConfig, ctx: BuildContext) -> None:
+        super().__init__(config, ctx)
+        for branch in self.parts():
+            name = f"{BRANCHES[branch]}_affine"
+            sides = {side: ChannelAffine(ctx.child(name)) for side in ("stream", "output")}
+            self.add_module(name, nn.ModuleDict(sides))
+
+    def scaled(self, branch: str, y: Tensor) -> Tensor:
+        return super().scaled(branch, getattr(self, f"{BRANCHES[branch]}_affine")["output"](y))
+
+    def onto(self, branch: str, x: Tensor, y: Tensor) -> Tensor:
+        return super().onto(branch, getattr(self, f"{BRANCHES[branch]}_affine")["stream"](x), y)

@@ -10,6 +10,7 @@ from hybridtf.mixers import attention, compressed_attention, forgetting_attentio
 from hybridtf.mixers.attention import Attention, AttentionConfig
 from hybridtf.mixers.bidirectional import Bidirectional, BidirectionalConfig
 from hybridtf.mixers.bigbird import BigBird, BigBirdConfig
+from hybridtf.mixers.block_indexed_attention import BlockIndexedAttention, BlockIndexedAttentionConfig
 from hybridtf.mixers.cca import CCA, CCAConfig
 from hybridtf.mixers.chunked_attention import ChunkedAttention, ChunkedAttentionConfig
 from hybridtf.mixers.comba import Comba, CombaConfig
@@ -96,7 +97,8 @@ from hybridtf.mixers.ttt import TTTLinear, TTTLinearConfig
 __all__ = [
     "CCA", "EMA", "GDN2", "GLA", "GSA", "H3", "HGRN", "HGRN2", "KDA", "LRU", "MLA", "MLSTM", "NSA", "RWKV4", "RWKV5", "RWKV6",
     "RWKV7", "S5", "SLSTM", "Attention", "AttentionConfig", "Based", "BasedConfig", "Bidirectional", "BidirectionalConfig",
-    "BigBird", "BigBirdConfig", "CCAConfig", "ChunkedAttention", "ChunkedAttentionConfig", "Comba", "CombaConfig",
+    "BigBird", "BigBirdConfig", "BlockIndexedAttention", "BlockIndexedAttentionConfig",
+    "CCAConfig", "ChunkedAttention", "ChunkedAttentionConfig", "Comba", "CombaConfig",
     "CompressedAttention", "CompressedAttentionConfig",
     "Cosformer", "CosformerConfig", "CrossAttention", "CrossAttentionConfig", "DeltaNet", "DeltaNetConfig",
     "DifferentialAttention", "DifferentialAttentionConfig", "Dilated", "DilatedConfig", "EMAConfig", "ForgettingAttention",
@@ -191,6 +193,7 @@ def hybridtf_mixers() -> Sequence[type[ComponentConfig] | Preset]:
         LightNetConfig,
         IndexedAttentionConfig,
         IndexedMLAConfig,
+        BlockIndexedAttentionConfig,
         CompressedAttentionConfig,
         *compressed_attention.PRESETS,
         *indexed_attention.PRESETS,

@@ -23,7 +23,7 @@ from hybridtf.core import (
     StemConfig,
     check_call,
 )
-from hybridtf.nn import NoPositionConfig
+from hybridtf.nn import ChannelAffine, NoPositionConfig
 
 SIGNIFICANT = {torch.bfloat16: 8, torch.float16: 11}
 """Bits that a number has."""
@@ -38,6 +38,8 @@ class TokenEmbeddingConfig(StemConfig):
     """Multiplies the embedding; ``sqrt_d_model``: the root of the width (the original transformer, Gemma), rounded to the
     embedding's dtype. A model that rounds the root to bfloat16 in every precision (RecurrentGemma: 50.5 for 2560) gives the
     rounded number."""
+    affine: bool = False
+    """To the embedding, positions included, a learned vector is added, and it is multiplied by another (ZAYA)."""
     norm: Component[NormConfig] | None = Field(default=None, examples=[{"type": "rms_norm"}])
     """Of the embedding, positions included (Inkling 2, BLOOM, BERT). None: as it is."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -59,6 +61,7 @@ class TokenEmbedding(Stem):
         self.rounds = config.scale == "sqrt_d_model"
         self.embedding = nn.Embedding(vocab_size, ctx.d_model, **ctx.factory)
         self.position = config.position.build_at(ctx.child("position"), "input")
+        self.affine = ChannelAffine(ctx.child("affine")) if config.affine else None
         self.norm = None if config.norm is None else config.norm.build(ctx.child("norm"))
         self.dropout = nn.Dropout(config.dropout)
 
@@ -88,6 +91,7 @@ class TokenEmbedding(Stem):
             x = self.position(x, positions)
             if isinstance(state, Fixed):
                 state = _counted(state, segments, inputs.shape[1], keep)
+        x = x if self.affine is None else self.affine(x)
         x = x if self.norm is None else self.norm(x)
         return self.dropout(x), state, Extras(edges={"token_ids": inputs, "embedding": x})
 

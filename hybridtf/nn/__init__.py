@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 from hybridtf.nn.activations import Activation, GateOptions, activation
+from hybridtf.nn.affine import ChannelAffine
 from hybridtf.nn.bottleneck import Bottleneck
 from hybridtf.nn.counts import n_real
 from hybridtf.nn.depth_attention import DepthAttention, DepthOptions, group_sum, group_sums
@@ -19,8 +20,8 @@ from hybridtf.nn.head_projections import GroupedHeadsConfig, HeadCountsConfig, H
 from hybridtf.nn.heads_mixer import HeadsConfig, HeadsMixer, NormOver
 from hybridtf.nn.hippo import diagonal_hippo, hippo_legs
 from hybridtf.nn.implicit_filter import ImplicitFilter
-from hybridtf.nn.indexed_mixer import IndexedMixer
-from hybridtf.nn.indexer import IndexedConfig
+from hybridtf.nn.indexed_mixer import IndexedMixer, indexer_kl
+from hybridtf.nn.indexer import IndexedConfig, refuse_spans
 from hybridtf.nn.latent_mixer import LatentConfig, LatentMixer
 from hybridtf.nn.limits import PositiveRange, PowerOfTwo, idle_beside
 from hybridtf.nn.linear_heads import LinearHeads, Written, head_count, head_width, retention_log_decay
@@ -28,6 +29,7 @@ from hybridtf.nn.low_rank import Adapted, LoraLinear, LoraOptions, LowRank, merg
 from hybridtf.nn.lower_bounds import LowerBounds, log_forget
 from hybridtf.nn.memory_mixer import MemoryConfig, MemoryMixer
 from hybridtf.nn.message_gate import MessageGate
+from hybridtf.nn.ngrams import HashedNgrams
 from hybridtf.nn.norms import (
     GatedRMSNorm,
     GroupNormConfig,
@@ -92,24 +94,25 @@ from hybridtf.nn.streams import (
 
 __all__ = [
     "DPLRSSM", "FEATURE_MAPS", "KEY_INPUT", "NO_BOUND", "RGLRU", "VALUE_INPUT", "Activation", "Adapted", "Alibi",
-    "AlibiConfig", "Bottleneck", "ComplexScan", "Connected", "Connection", "ConvForm", "DepthAttention", "DepthOptions",
-    "DiagonalInit", "DiagonalSSM", "Discretisation", "DropPath", "DynamicConv", "DynamicNTKScaling", "Ended", "Factor",
-    "FactorConfig", "FeatureMap", "GateOptions", "GatedConnection", "GatedRMSNorm", "GatedStreams", "GroupNormConfig",
-    "GroupedHeadsConfig", "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadProjections", "HeadRMSNorm", "HeadsConfig",
-    "HeadsMixer", "Held", "HeldAttention", "HeldHeads", "HyperConnection", "ImplicitFilter", "IndexedConfig", "IndexedMixer",
-    "L2Clip", "L2Norm", "L2NormConfig", "LatentConfig", "LatentMixer", "LayerNorm", "LayerNormConfig", "LearnedPosition",
-    "LearnedPositionConfig", "LinearHeads", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions",
-    "LowRank", "LowerBounds", "ManifoldConnection", "MemoryConfig", "MemoryMixer", "MessageGate", "NTKScaling", "NoNorm",
-    "NoNormConfig", "NoPositionConfig", "NormOver", "Pair", "PositiveRange", "PowerOfTwo", "Projected", "ProportionalScaling",
-    "RMSNorm", "RMSNormConfig", "RandomFeatures", "ResidualConv", "Rope", "RopeConfig", "RopeScaling", "Scan", "ShortConv",
-    "ShortConvs", "SigmoidStreams", "SinusoidalPosition", "SinusoidalPositionConfig", "SoftmaxMixer", "SoftplusDecayConfig",
-    "SparseMixer", "SparseMixerConfig", "TokenShift", "ValueHeadsConfig", "Written", "XPos", "XPosConfig", "YarnScaling",
+    "AlibiConfig", "Bottleneck", "ChannelAffine", "ComplexScan", "Connected", "Connection", "ConvForm", "DepthAttention",
+    "DepthOptions", "DiagonalInit", "DiagonalSSM", "Discretisation", "DropPath", "DynamicConv", "DynamicNTKScaling",
+    "Ended", "Factor", "FactorConfig", "FeatureMap", "GateOptions", "GatedConnection", "GatedRMSNorm", "GatedStreams",
+    "GroupNormConfig", "GroupedHeadsConfig", "HashedNgrams", "HeadConv", "HeadCountsConfig", "HeadLinear",
+    "HeadProjections", "HeadRMSNorm", "HeadsConfig", "HeadsMixer", "Held", "HeldAttention", "HeldHeads", "HyperConnection",
+    "ImplicitFilter", "IndexedConfig", "IndexedMixer", "L2Clip", "L2Norm", "L2NormConfig", "LatentConfig", "LatentMixer",
+    "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig", "LinearHeads", "LinearScaling",
+    "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds", "ManifoldConnection",
+    "MemoryConfig", "MemoryMixer", "MessageGate", "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "NormOver",
+    "Pair", "PositiveRange", "PowerOfTwo", "Projected", "ProportionalScaling", "RMSNorm", "RMSNormConfig", "RandomFeatures",
+    "ResidualConv", "Rope", "RopeConfig", "RopeScaling", "Scan", "ShortConv", "ShortConvs", "SigmoidStreams",
+    "SinusoidalPosition", "SinusoidalPositionConfig", "SoftmaxMixer", "SoftplusDecayConfig", "SparseMixer",
+    "SparseMixerConfig", "TokenShift", "ValueHeadsConfig", "Written", "XPos", "XPosConfig", "YarnScaling",
     "accumulation_dtype", "activation", "channel_pattern", "channel_ramp", "diagonal_hippo", "discretised", "empty_pooled",
     "ended", "entries_seen", "filled_with", "forget_sums", "group_sum", "group_sums", "head_count", "head_width",
-    "hippo_legs", "idle_beside", "l2_normalised", "layer_depth", "log_forget", "merge_low_rank", "multiply", "n_real",
-    "pooled_with", "quadratic", "residual_conv", "retention_log_decay", "running_bound", "running_softmax",
-    "scaled_orthogonal", "short_convs", "softplus_log_decay", "taylor", "time_step", "token_positions", "tokens_of", "told",
-    "wide_dtype",
+    "hippo_legs", "idle_beside", "indexer_kl", "l2_normalised", "layer_depth", "log_forget", "merge_low_rank", "multiply",
+    "n_real", "pooled_with", "quadratic", "refuse_spans", "residual_conv", "retention_log_decay", "running_bound",
+    "running_softmax", "scaled_orthogonal", "short_convs", "softplus_log_decay", "taylor", "time_step", "token_positions",
+    "tokens_of", "told", "wide_dtype",
 ]
 
 

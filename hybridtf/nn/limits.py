@@ -51,5 +51,12 @@ def idle_beside(others: Mapping[str, Any], *options: str) -> Any:
 
 def _said(options: Mapping[str, Any]) -> str:
     """As a recipe says them."""
-    said = (f"no {name}" if value is None else f"{name} = {json.dumps(value, default=dict)}" for name, value in options.items())
+    said = (
+        f"no {name}" if value is None else f"{name} = {json.dumps(value, default=_table)}" for name, value in options.items()
+    )
     return " and ".join(said)
+
+
+def _table(config: ConfigTable) -> dict[str, Any]:
+    """A component among options, as a recipe says it."""
+    return config.model_dump(mode="json")

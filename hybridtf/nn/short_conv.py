@@ -7,20 +7,25 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, ConvWindow, ParamSpec, Segments, State, init
 
 
 class ShortConv(nn.Module):
-    """Causal depthwise convolution of ``d_conv`` taps over ``ctx.d_model`` channels; see the op ``short_conv``."""
+    """Causal depthwise convolution of ``d_conv`` taps, ``dilation`` tokens apart, over ``ctx.d_model`` channels; see the op
+    ``short_conv``."""
 
-    def __init__(self, ctx: BuildContext, d_conv: int, *, bias: bool, activation: str | None, kernel: str = "auto") -> None:
+    def __init__(
+        self, ctx: BuildContext, d_conv: int, *, bias: bool, activation: str | None, kernel: str = "auto", dilation: int = 1
+    ) -> None:
         super().__init__()
-        self.d_conv, self.activation = d_conv, activation
+        self.d_conv, self.activation, self.dilation = d_conv, activation, dilation
+        self.reach = (d_conv - 1) * dilation + 1
         self.weight = nn.Parameter(torch.empty(ctx.d_model, d_conv, **ctx.factory))
         self.bias = nn.Parameter(torch.empty(ctx.d_model, **ctx.factory)) if bias else None
-        self.short_conv = ctx.bind_kernel("short_conv", kernel, sizes={"channels": ctx.d_model, "width": d_conv})
+        self.short_conv = ctx.bind_kernel("short_conv", kernel, sizes={"channels": ctx.d_model, "width": self.reach})
 
     def param_specs(self) -> dict[str, ParamSpec]:
         bound = self.d_conv**-0.5
@@ -28,9 +33,9 @@ class ShortConv(nn.Module):
         return specs if self.bias is None else {**specs, "bias": ParamSpec("bias", init.uniform(-bound, bound))}
 
     def init_state(self, batch_size: int) -> ConvWindow:
-        """The last ``d_conv - 1`` inputs of each row's document, zeros before its start."""
+        """The last ``reach - 1`` inputs of each row's document, zeros before its start."""
         conv = self.short_conv
-        shapes = {"window": (self.d_conv - 1, self.weight.shape[0])}
+        shapes = {"window": (self.reach - 1, self.weight.shape[0])}
         return ConvWindow.empty(batch_size, shapes, dtype=conv.compute_dtype, device=conv.device)
 
     def forward(self, x: Tensor, segments: Segments | None, state: ConvWindow | None) -> tuple[Tensor, ConvWindow | None]:
@@ -38,12 +43,19 @@ class ShortConv(nn.Module):
         window = None if state is None else state["window"].to(x.dtype)
         bias = None if self.bias is None else self.bias.to(x.dtype)
         y, last = self.short_conv(
-            x, self.weight.to(x.dtype), bias, initial_state=window, segments=segments, activation=self.activation,
+            x, self._taps().to(x.dtype), bias, initial_state=window, segments=segments, activation=self.activation,
             n_tokens=x.shape[1],
         )
         if state is None:
             return y, None
         return y, state.advance({"window": last.to(state["window"].dtype)}, segments, x.shape[1])
+
+    def _taps(self) -> Tensor:
+        """(c reach): the weight, with zeros where a dilated convolution passes tokens over."""
+        if self.dilation == 1:
+            return self.weight
+        apart = F.pad(self.weight[..., None], (0, self.dilation - 1)).flatten(1)
+        return apart[:, : self.reach]
 
 
 class ShortConvs(nn.Module):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hybridtf.blocks import (
+    AffineResidualConfig,
     NormedStreamConfig,
     OutputNormConfig,
     ParallelConfig,
@@ -77,7 +78,7 @@ def test_a_causal_only_mixer_is_refused_in_a_stack_that_is_not_causal():
 
 WIRINGS = {
     "prenorm": PreNormConfig, "postnorm": PostNormConfig, "sandwich": SandwichConfig, "output_norm": OutputNormConfig,
-    "normed_stream": NormedStreamConfig,
+    "normed_stream": NormedStreamConfig, "affine_residual": AffineResidualConfig,
 }
 BRANCHES = (("mixer", "mixer"), ("channel_mixer", "channel"))
 
@@ -97,7 +98,11 @@ def by_hand(name, block, x, skip=(1.0, 1.0), scale=(1.0, 1.0)):
         f = lambda z, part=part: part(z)[0]  # noqa: E731
         before, after = getattr(block, f"{short}_norm", None), getattr(block, f"{short}_post_norm", None)
         learned = getattr(block, f"{short}_scale", 1.0)
-        if name == "prenorm":
+        if name == "affine_residual":
+            stream, output = (getattr(block, f"{short}_affine")[side] for side in ("stream", "output"))
+            y = (f(before(x)) + output.bias) * output.scale
+            x = a * (x + stream.bias) * stream.scale + b * learned * y
+        elif name == "prenorm":
             x = a * x + b * learned * f(before(x))
         elif name == "postnorm":
             x = after(a * x + b * learned * f(x))
@@ -126,7 +131,7 @@ def test_each_wiring_is_its_equation(name, options, skip, scale):
     block = nudged(WIRINGS[name](**PARTS, **options).build(CTX))
     torch.testing.assert_close(block(X, {}).x, by_hand(name, block, X, skip, scale), rtol=0, atol=1e-13)
     sites = {n.rsplit(".", 1)[0] for n, _ in block.named_parameters() if "norm" in n}
-    before = {"mixer_norm", "channel_norm"} if name in ("prenorm", "sandwich", "normed_stream") else set()
+    before = {"mixer_norm", "channel_norm"} if name in ("prenorm", "sandwich", "normed_stream", "affine_residual") else set()
     after = {"mixer_post_norm", "channel_post_norm"} if name in ("postnorm", "sandwich", "output_norm") else set()
     assert sites == before | after
 
@@ -138,7 +143,8 @@ def test_a_block_of_one_branch(name, branch):
     whole = nudged(WIRINGS[name](**PARTS).build(CTX))
     assert set(block.state_dict()) < set(whole.state_dict())
     short = dict(BRANCHES)[branch]
-    assert all(key.startswith((f"{branch}.", f"{short}_norm", f"{short}_post_norm")) for key in block.state_dict())
+    own = (f"{branch}.", *(f"{short}_{part}" for part in ("norm", "post_norm", "affine")))
+    assert all(key.startswith(own) for key in block.state_dict())
     assert block(X, {}).x.shape == X.shape
 
 

@@ -45,7 +45,7 @@ def _alone(name: str) -> bool:
     return not mixer.reads and not mixer.writes and not mixer.needs_context
 
 
-CHOOSE = ("compressed_attention", "indexed_attention", "indexed_mla", "moba", "nsa")
+CHOOSE = ("block_indexed_attention", "compressed_attention", "indexed_attention", "indexed_mla", "moba", "nsa")
 """Mixers that choose by scores what is read: a choice passes no gradient, and rounding may change it."""
 
 EVERY = [name for name in (*active()["mixers"].configs(), "sliding_attention") if _alone(name)]

@@ -63,6 +63,20 @@ def test_learned_positions_count_within_documents_and_refuse_what_they_cannot_pl
         model(torch.zeros(1, 9, dtype=torch.int64))
 
 
+def test_an_affine_stem_adds_and_multiplies_before_its_norm():
+    stem = build("a", stem={"type": "token_embedding", "affine": True, "scale": 2.0, "norm": {"type": "rms_norm"}}).stem
+    ids = torch.arange(5)[None]
+    plain = stem.norm(2.0 * stem.embedding(ids))
+    torch.testing.assert_close(stem(ids)[0], plain)  # nothing at the start
+    with torch.no_grad():
+        stem.affine.scale.uniform_(0.5, 2.0)
+        stem.affine.bias.normal_()
+    want = stem.norm((2.0 * stem.embedding(ids) + stem.affine.bias) * stem.affine.scale)
+    x, _, extras = stem(ids)
+    torch.testing.assert_close(x, want)
+    torch.testing.assert_close(extras.edges["embedding"], want)
+
+
 def test_rope_given_to_the_stem_and_learned_given_to_a_mixer_are_refused():
     with pytest.raises(ConfigError, match="give it to a mixer"):
         build("a", stem={"type": "token_embedding", "position": {"type": "rope"}})

@@ -72,7 +72,7 @@ vocab_size = 16
 d_model = 8
 pattern = "a"
 max_seq_len = 2048
-stem = { type = "token_embedding", position = { type = "none" }, scale = 1.0, dropout = 0.0 }
+stem = { type = "token_embedding", position = { type = "none" }, scale = 1.0, affine = false, dropout = 0.0 }
 head = { type = "lm_head", tied = true, bias = false, scale = 1.0 }
 final_norm = { type = "rms_norm", eps = 1e-06, weight = true, bias = false, unit_offset = false, round_first = false }
 residual_init = "depth"

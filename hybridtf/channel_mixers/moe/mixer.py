@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-import torch
-import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
@@ -16,6 +14,7 @@ from hybridtf.channel_mixers.glu import GLU, GLUConfig
 from hybridtf.channel_mixers.mlp import MLP, MLPConfig
 from hybridtf.channel_mixers.moe.experts import ExpertOptions, Experts
 from hybridtf.channel_mixers.moe.losses import balance_loss, z_loss
+from hybridtf.channel_mixers.moe.router import RouterNetwork, wide_linear
 from hybridtf.channel_mixers.moe.routing import RouterOptions, Routing, route
 from hybridtf.channel_mixers.moe.selection import SelectionBias
 from hybridtf.channel_mixers.moe.token_table import TOKENS, TokenTable
@@ -23,17 +22,23 @@ from hybridtf.core import (
     BuildContext,
     ChannelMixer,
     ChannelMixerConfig,
+    Component,
+    ConfigError,
     Edges,
+    EdgeSpec,
     Extras,
+    NormConfig,
     ParamSpec,
     Preset,
     Segments,
     State,
     check_call,
-    raw_weight,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import accumulation_dtype, idle_beside, n_real
+from hybridtf.nn import RMSNormConfig, idle_beside, n_real
+
+ROUTER_STATE = "router_state"
+"""The edge by which what a router looks at reaches those of later layers."""
 
 
 class MoEConfig(ChannelMixerConfig, ExpertOptions, RouterOptions):
@@ -59,8 +64,16 @@ class MoEConfig(ChannelMixerConfig, ExpertOptions, RouterOptions):
     """Over which tokens loads are balanced: those of each document, or all real tokens of one forward pass."""
     z_loss: float = Field(default=0.0, ge=0)
     """Weight of the loss ``router_z``, already in it; 0: there is no such loss."""
+    d_router: int = Field(default=0, ge=0)
+    """Width of the router's own network, of which the logits are a projection (ZAYA); 0: they are one of the token."""
+    router_norm: Component[NormConfig] = Field(default_factory=RMSNormConfig)
+    """Within that network."""
+    router_state: Literal["none", "auto", "first", "later"] = "none"
+    """``later``: the network adds what the last layer with such a state has, times a learned vector, to what it makes of the
+    token, and hands the sum on. ``first``: it begins such a state. ``auto``: first where no earlier layer has one."""
 
     _without_limit = idle_beside({"limit": 0.0}, "limit_shared")
+    _without_network = idle_beside({"d_router": 0}, "router_norm", "router_state")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -93,9 +106,10 @@ class MoE(ChannelMixer):
     def __init__(self, config: MoEConfig, ctx: BuildContext) -> None:
         super().__init__()
         self.config = config
-        self.router = nn.Linear(ctx.d_model, config.n_scored, bias=config.router_bias, **ctx.factory)
+        self.router = nn.Linear(config.d_router or ctx.d_model, config.n_scored, bias=config.router_bias, **ctx.factory)
         self.table = TokenTable(config.n_scored, config.top_k, ctx.child("table")) if config.choice == "token_id" else None
         self.reads: tuple[str, ...] = () if self.table is None else (TOKENS,)
+        self.router_network = self._network(ctx) if config.d_router else None
         self.selection: SelectionBias | None = None
         if config.selection_bias != "none":
             step = config.bias_step if config.selection_bias == "balanced" else 0.0
@@ -113,6 +127,20 @@ class MoE(ChannelMixer):
             if config.balance_over == "call":
                 self.losses_cannot["segment"] = "loads are balanced over all documents of a call"
 
+    def _network(self, ctx: BuildContext) -> RouterNetwork:
+        config, role = self.config, self.config.router_state
+        follows = role == "later" or (role == "auto" and ROUTER_STATE in ctx.edges)
+        self.reads += (ROUTER_STATE,) * follows
+        self.writes = (ROUTER_STATE,) * (role != "none")
+        return RouterNetwork(ctx.child("router_network"), config.d_router, config.router_norm, follows=follows)
+
+    def edge_specs(self) -> dict[str, EdgeSpec]:
+        crosses = ROUTER_STATE in self.reads or ROUTER_STATE in self.writes
+        return {ROUTER_STATE: EdgeSpec((self.config.d_router,))} if crosses else {}
+
+    def unread(self, edges: frozenset[str]) -> None:
+        self.writes = tuple(edge for edge in self.writes if edge not in edges)
+
     def param_specs(self) -> dict[str, ParamSpec]:
         if not self.config.d_latent:
             return {}
@@ -129,10 +157,13 @@ class MoE(ChannelMixer):
     ) -> tuple[Tensor, State | None] | tuple[Tensor, State | None, Extras]:
         check_call(self, x, segments, state)
         looked_up = None if self.table is None else self.table(edges)
+        before = self._before(edges)
         if segments is not None:
             x = x.masked_fill(~segments.real[..., None], 0)  # what pads hold reaches nothing
+            before = None if before is None else before.masked_fill(~segments.real[..., None], 0)
         tokens = x.flatten(0, 1)
-        logits = self._logits(tokens)
+        seen, looked_at = self._seen(tokens, None if before is None else before.flatten(0, 1))
+        logits = self._logits(seen)
         routing = route(logits, self.config, None if self.selection is None else self.selection.bias, looked_up)
         if segments is not None:
             pads = ~segments.real.flatten()[:, None]
@@ -145,26 +176,38 @@ class MoE(ChannelMixer):
             extra = self.shared(tokens)[0]
             y = y + (extra if self.shared_gate is None else self.shared_gate(tokens).sigmoid() * extra)
         y = y.view(x.shape)
-        if not self.losses:
+        if not self.extra_results():
             return y, state
-        return y, state, Extras(losses=self._losses(logits, routing, (x.shape[0], x.shape[1]), segments))
+        losses = self._losses(logits, routing, (x.shape[0], x.shape[1]), segments)
+        written = {edge: looked_at.to(x.dtype).unflatten(0, x.shape[:2]) for edge in self.writes}
+        return y, state, Extras(written, losses)
 
-    def _logits(self, tokens: Tensor) -> Tensor:
-        """(n e), in float32 at least: a choice between near scores must not hang on rounding to bfloat16."""
-        wide = accumulation_dtype(tokens.dtype)
-        weight = raw_weight(self.router)
-        with torch.autocast(tokens.device.type, enabled=False):
-            if weight is not None:
-                bias = self.router.bias
-                return F.linear(tokens.to(wide), weight.to(wide), None if bias is None else bias.to(wide))
-            logits: Tensor = self.router(tokens.to(self.experts.linear.dtype))
-            return logits.to(wide)
+    def _before(self, edges: Edges | None) -> Tensor | None:
+        """(b t r) what an earlier router looked at, where this one follows it."""
+        if ROUTER_STATE not in self.reads:
+            return None
+        if edges is None or ROUTER_STATE not in edges:
+            raise ConfigError(f"router_state = 'later' needs edges={{{ROUTER_STATE!r}: ...}}, what an earlier router looked at")
+        return edges[ROUTER_STATE]
+
+    def _seen(self, tokens: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What the logits are a projection of, and what the router's network looked at."""
+        if self.router_network is None:
+            return tokens, tokens
+        seen, looked_at = self.router_network(tokens, before, self.experts.linear.dtype)
+        return seen, looked_at
+
+    def _logits(self, seen: Tensor) -> Tensor:
+        """(n e), in float32 at least."""
+        return wide_linear(self.router, seen, self.experts.linear.dtype)
 
     def _routed(self, tokens: Tensor, routing: Routing, n_tokens: int) -> Tensor:
         inner = self.latent_in(tokens) if self.config.d_latent else tokens
-        y: Tensor = self.experts(inner, routing.experts, routing.weights, n_tokens)
+        n = self.config.n_experts
+        chosen = routing.experts if self.config.n_scored == n else routing.experts.clamp(max=n)
+        y: Tensor = self.experts(inner, chosen, routing.weights, n_tokens)
         if self.config.n_identity:
-            given_back = (routing.experts >= self.config.n_experts) & (routing.experts < self.config.n_scored)
+            given_back = (routing.experts >= n) & (routing.experts < n + self.config.n_identity)
             y = y + (inner * routing.weights.masked_fill(~given_back, 0).sum(-1, keepdim=True)).to(y.dtype)
         return self.latent_out(y) if self.config.d_latent else y
 

@@ -50,12 +50,17 @@ class RouterOptions(ConfigTable):
     n_identity: int = Field(default=0, ge=0, examples=[3])
     """So many experts beside the ``n_experts``, the last that the router scores, give back what they are given: a token that
     chooses one computes less (LongCat-Flash)."""
+    n_null: int = Field(default=0, ge=0, examples=[1])
+    """Choices beyond all experts that are none: a token that takes one gets nothing for it (ZAYA's skip expert). They stand in
+    no group, and every token may take them."""
 
     @model_validator(mode="after")
     def _routes(self) -> Self:
         if self.n_always and self.n_identity:
             raise ValueError("n_always and n_identity are both of the last experts: give one of them")
-        routed = self.n_scored - self.n_always
+        if self.n_null and self.n_always:
+            raise ValueError("n_null choices cannot stand beside n_always: the last experts would not be the last choices")
+        routed = self.n_experts + self.n_identity - self.n_always
         name = "n_experts" + (" - n_always" if self.n_always else " + n_identity" if self.n_identity else "")
         if routed < 1 or routed % self.n_groups:
             raise ValueError(f"{name} = {routed} is not divisible by n_groups = {self.n_groups}")
@@ -84,12 +89,13 @@ class RouterOptions(ConfigTable):
 
     @property
     def n_scored(self) -> int:
-        """Experts that the router has a logit of."""
-        return self.n_experts + self.n_identity
+        """Choices that the router has a logit of: experts, those that compute nothing included, and choices that are none."""
+        return self.n_experts + self.n_identity + self.n_null
 
 
 class Routing(NamedTuple):
-    """``experts`` (n k) int64, those that always serve last; ``weights`` (n k); ``probs`` (n e): scores that sum to 1."""
+    """``experts`` (n k) int64, those that always serve last, numbers from ``n_experts`` on for those that compute nothing;
+    ``weights`` (n k); ``probs`` (n e): scores that sum to 1."""
 
     experts: Tensor
     weights: Tensor
@@ -138,9 +144,10 @@ def _within_groups(wanted: Tensor, options: RouterOptions) -> Tensor:
     """``wanted`` (n e) with -inf for the experts of groups that are not among the best."""
     if options.top_k_groups == options.n_groups:
         return wanted
+    wanted, free = wanted.split([wanted.shape[-1] - options.n_null, options.n_null], -1)
     grouped = wanted.unflatten(-1, (options.n_groups, wanted.shape[-1] // options.n_groups))
     best = grouped.amax(-1) if options.group_score == "max" else grouped.topk(2, -1).values.sum(-1)
     kept = best.topk(options.top_k_groups, -1).indices
     left_out = torch.ones_like(best, dtype=torch.bool).scatter(-1, kept, False)
-    masked: Tensor = grouped.masked_fill(left_out[..., None], float("-inf")).flatten(-2)
-    return masked
+    masked = grouped.masked_fill(left_out[..., None], float("-inf")).flatten(-2)
+    return torch.cat([masked, free], -1)

@@ -24,20 +24,23 @@ from hybridtf.interop.families import (
     llama4,
     local_global,
     longcat,
+    minimax_m3,
     olmo,
+    qwen4,
     qwen_hybrids,
     recurrent,
     scans,
     windowed_experts,
     windows,
     zamba,
+    zaya,
 )
 from hybridtf.interop.family import Family
 
 MODULES = (
-    decoders, scans, hybrids, afmoe, bloom, cycles, decoders_more, deepseek_v4, delta, dory, gemma, glm_hybrids, gpt, gpt_oss,
-    griffin, hybrids_mamba2, indexed, inkling, latents, lfm, lightning, llama4, local_global, longcat, olmo, qwen_hybrids,
-    recurrent, windowed_experts, windows, zamba,
+    decoders, scans, hybrids, afmoe, bloom, cycles, decoders_more, deepseek_v4, delta, dory, gemma, glm_hybrids, gpt,
+    gpt_oss, griffin, hybrids_mamba2, indexed, inkling, latents, lfm, lightning, llama4, local_global, longcat, minimax_m3,
+    olmo, qwen4, qwen_hybrids, recurrent, windowed_experts, windows, zamba, zaya,
 )
 """In this order an export looks for a family that has the model."""
 

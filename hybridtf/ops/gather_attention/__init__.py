@@ -7,14 +7,16 @@ from collections.abc import Callable
 from torch import Tensor
 
 from hybridtf.core.kernels import Kernel, always
+from hybridtf.ops.gather_attention.blocks import BestBlocks, best_blocks
 from hybridtf.ops.gather_attention.cases import CASES
 from hybridtf.ops.gather_attention.choose import choose_tokens
-from hybridtf.ops.gather_attention.chosen import gather_attention_torch, index_scores
+from hybridtf.ops.gather_attention.chosen import gather_attention_torch, index_products, index_scores
 from hybridtf.ops.gather_attention.reference import gather_attention_reference
 from hybridtf.ops.gather_attention.shapes import slots_of
 
 __all__ = [
-    "CASES", "KERNELS", "choose_tokens", "gather_attention_reference", "gather_attention_torch", "index_scores", "slots_of",
+    "CASES", "KERNELS", "BestBlocks", "best_blocks", "choose_tokens", "gather_attention_reference", "gather_attention_torch",
+    "index_products", "index_scores", "slots_of",
 ]
 
 

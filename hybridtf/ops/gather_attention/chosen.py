@@ -52,6 +52,15 @@ def index_scores(q: Tensor, weights: Tensor, k: Tensor, index: Tensor, places: P
     return scores
 
 
+def index_products(q: Tensor, k: Tensor, index: Tensor, places: Places, scale: float) -> Tensor:
+    """(b t c n), in float32 at least: scale * q . k_j of the tokens j that ``index`` (b t c n) names, 0 for none. ``q``
+    (b t c k), ``k`` (b s k). What :func:`best_blocks` ranks by, with a gradient."""
+    c, slots = q.shape[2], slots_of(index, places, k.shape[1])
+    flat = _product_op(q.flatten(1, 2), k, slots.flatten(1, 2), scale)[0]
+    scores: Tensor = flat.unflatten(1, (-1, c))
+    return scores
+
+
 def _check_indexer(q: Tensor, weights: Tensor, k: Tensor) -> None:
     fits = q.ndim == 4 and k.ndim == 3 and weights.shape == q.shape[:3]
     if not fits or k.shape[0] != q.shape[0] or k.shape[2] != q.shape[3]:
@@ -87,6 +96,12 @@ def _score(asked: Sequence[Tensor], keys: Sequence[Tensor], seen: Tensor, scale:
     return (scores.masked_fill(~seen, 0.0),)
 
 
+def _product(asked: Sequence[Tensor], keys: Sequence[Tensor], seen: Tensor, scale: float) -> tuple[Tensor, ...]:
+    (q,), (k,) = asked, keys
+    scores = (q[:, None] @ k.transpose(1, 2))[:, 0] * scale
+    return (scores.masked_fill(~seen, 0.0),)
+
+
 _attend_op = gather_op(
     "gather_attention", _attend, asked=("q",), keys=("k", "v"),
     like=lambda asked, keys, n: ((asked[0].shape[2], keys[1].shape[3]), (n,)),
@@ -96,3 +111,4 @@ _beside_op = gather_op(
     like=lambda asked, keys, n: ((asked[0].shape[2], keys[1].shape[3]), (asked[0].shape[2],), (n,)),
 )
 _score_op = gather_op("index_scores", _score, asked=("q", "weights"), keys=("k",), like=lambda asked, keys, n: ((n,),))
+_product_op = gather_op("index_products", _product, asked=("q",), keys=("k",), like=lambda asked, keys, n: ((n,),))
