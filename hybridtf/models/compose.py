@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -76,9 +77,10 @@ class Stack(nn.Module):
         self.stream = agreed_stream(layers, self.blocks(), ctx.where)
         self.merge = build_merge(merge, self.stream, ctx.child("merge", edges=frozenset(written)))
         parts = [part for block in self.blocks() for part in block.parts().values()]
-        read = {edge for part in parts for edge in part.reads} | {edge for block in self.blocks() for edge in block.reads}
+        self.read = {edge for part in parts for edge in part.reads} | {edge for one in self.blocks() for edge in one.reads}
+        """Edges that some component reads."""
         for part in parts:
-            part.unread(frozenset(part.writes) - read)
+            part.unread(frozenset(part.writes) - self.read)
         self.takes = {field for block in self.blocks() for part in block.parts().values() for field in part.takes}
         """Fields of segments that some component obeys."""
         self.checkpointed: frozenset[int] = frozenset()
@@ -140,13 +142,14 @@ class Stack(nn.Module):
 
 def build_stack(
     layers: tuple[str, ...], blocks: Mapping[str, BlockConfig], ctx: BuildContext, *, edges: tuple[str, ...] = (),
-    context: bool = False, merge: MergeTable | None = None,
+    specs: Mapping[str, EdgeSpec] = MappingProxyType({}), context: bool = False, merge: MergeTable | None = None,
 ) -> Stack:
     """Build the layers and check what crosses them: every edge that a component reads needs an earlier writer.
 
-    ``context``: the model hands one to its layers. ``merge``: how several streams become one. Raises :class:`ConfigError`,
-    naming the layer, for a block that no layer uses, an edge that nobody wrote, a component that needs a context where there
-    is none, and blocks that do not agree on what the residual stream is.
+    ``specs``: how some of ``edges`` look. ``context``: the model hands one to its layers. ``merge``:
+    how several streams become one. Raises :class:`ConfigError`, naming the layer, for a block that no layer uses, an edge that
+    nobody wrote, a component that needs a context where there is none, and blocks that do not agree on what the residual
+    stream is.
     """
     unused = sorted(set(blocks) - set(layers))
     if unused:
@@ -154,7 +157,7 @@ def build_stack(
             f"block {unused[0]!r} is used by no layer of the pattern {print_pattern(layers)!r}; use it or take it out"
         )
     stack = Stack(layers, blocks, ctx, edges=edges, merge=merge)
-    written: dict[str, EdgeSpec | None] = dict.fromkeys(edges)
+    written: dict[str, EdgeSpec | None] = {edge: specs.get(edge) for edge in edges}
     for i, (name, block) in enumerate(zip(layers, stack.blocks(), strict=True)):
         here = f"{ctx.where}.blocks.{name}"
         _check_reads(block, here, i, written)

@@ -119,7 +119,10 @@ class LanguageModel(nn.Module):
             raise ConfigError("language_model: a device mesh was given, and none of its parts says yet how it shards")
         self.seed = ctx.seed
         self.stem = config.stem.build(ctx.child("stem"), config.vocab_size)
-        self.stack = build_stack(layers, config.blocks, ctx, edges=self.stem.writes, merge=config.merge)
+        self.stack = build_stack(
+            layers, config.blocks, ctx, edges=self.stem.writes, specs=self.stem.edge_specs(), merge=config.merge
+        )
+        self.stem.unread(frozenset(self.stem.writes) - self.stack.read)
         self.final_norm = config.final_norm.build(ctx.child("final_norm"))
         self.head: Head = config.head.build(ctx.child("head"), config.vocab_size)
         if self.head.needs_tied_weight and self.stem.tied_weight() is None:

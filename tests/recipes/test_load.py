@@ -287,7 +287,7 @@ def test_toml_syntax(file: Path, text: str, where: str, reason: str) -> None:
         ("model.blocks.a.d_ff=8",
          "model.blocks.a.d_ff: unknown option here; it belongs to model.blocks.a.channel_mixer. "
          "Known here: adapters, channel_mixer, channel_norm, drop_path, dropout, learned_scale, mixer, mixer_norm, norm, "
-         "residual_scale, shared, skip_scale"),
+         "residual_scale, shared, skip_scale, stream_scale"),
         ("model.blocks.m.mixer.n_kv_heads=2",
          "model.blocks.m.mixer.n_kv_heads: unknown option here; it belongs to model.blocks.a.mixer. "
          f"Known here: {MAMBA2}"),

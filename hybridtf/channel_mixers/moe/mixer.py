@@ -22,12 +22,15 @@ from hybridtf.core import (
     BuildContext,
     ChannelMixer,
     ChannelMixerConfig,
+    Component,
     Extras,
+    NormConfig,
     ParamSpec,
     Preset,
     Segments,
     State,
     check_call,
+    init,
     raw_weight,
 )
 from hybridtf.core.init import fan_in
@@ -49,6 +52,12 @@ class MoEConfig(ChannelMixerConfig, ExpertOptions, RouterOptions):
     """The shared expert is bounded by ``limit`` as the routed ones are; off: it is not bounded (HY-V4)."""
     d_latent: int = Field(default=0, ge=0)
     """The routed experts work on a projection of this width (Nemotron 3); 0: on the token itself."""
+    router_norm: Component[NormConfig] | None = Field(default=None, examples=[{"type": "rms_norm"}])
+    """A norm of what the router reads (Gemma 4)."""
+    expert_norm: Component[NormConfig] | None = Field(default=None, examples=[{"type": "rms_norm"}])
+    """A norm of what the routed experts read, where the router reads the token as it comes (Gemma 4)."""
+    expert_scale: bool = False
+    """Multiplies the weight of each chosen expert by a learned number of that expert, 1 at the start (Gemma 4)."""
     outer_bias: bool | None = None
     """Bias of the shared expert and of the latent projections. None: as ``bias``."""
     balance_loss: float = Field(default=0.0, ge=0)
@@ -92,6 +101,9 @@ class MoE(ChannelMixer):
         super().__init__()
         self.config = config
         self.router = nn.Linear(ctx.d_model, config.n_experts, bias=config.router_bias, **ctx.factory)
+        self.router_norm = None if config.router_norm is None else config.router_norm.build(ctx.child("router_norm"))
+        self.expert_norm = None if config.expert_norm is None else config.expert_norm.build(ctx.child("expert_norm"))
+        self.expert_scale = nn.Parameter(torch.empty(config.n_experts, **ctx.factory)) if config.expert_scale else None
         self.selection: SelectionBias | None = None
         if config.selection_bias != "none":
             step = config.bias_step if config.selection_bias == "balanced" else 0.0
@@ -110,9 +122,10 @@ class MoE(ChannelMixer):
                 self.losses_cannot["segment"] = "loads are balanced over all documents of a call"
 
     def param_specs(self) -> dict[str, ParamSpec]:
-        if not self.config.d_latent:
-            return {}
-        return {"latent_out.weight": ParamSpec("matrix", fan_in(self.latent_out.weight), residual=True)}
+        specs = {} if self.expert_scale is None else {"expert_scale": ParamSpec("norm", init.constant(1.0))}
+        if self.config.d_latent:
+            specs["latent_out.weight"] = ParamSpec("matrix", fan_in(self.latent_out.weight), residual=True)
+        return specs
 
     def idle_parameters(self) -> int:
         """Parameters that one token does not use: those of the experts that it does not choose."""
@@ -128,6 +141,8 @@ class MoE(ChannelMixer):
         tokens = x.flatten(0, 1)
         logits = self._logits(tokens)
         routing = route(logits, self.config, None if self.selection is None else self.selection.bias)
+        if self.expert_scale is not None:
+            routing = routing._replace(weights=routing.weights * self.expert_scale.to(logits.dtype)[routing.experts])
         if segments is not None:
             pads = ~segments.real.flatten()[:, None]
             routing = routing._replace(experts=routing.experts.masked_fill(pads, self.config.n_experts))
@@ -145,7 +160,12 @@ class MoE(ChannelMixer):
 
     def _logits(self, tokens: Tensor) -> Tensor:
         """(n e), in float32 at least: a choice between near scores must not hang on rounding to bfloat16."""
+        tokens = tokens if self.router_norm is None else self.router_norm(tokens)
         wide = accumulation_dtype(tokens.dtype)
+        logits = self._scores(tokens, wide)
+        return logits if self.config.logit_scale == 1.0 else logits * self.config.logit_scale
+
+    def _scores(self, tokens: Tensor, wide: torch.dtype) -> Tensor:
         weight = raw_weight(self.router)
         with torch.autocast(tokens.device.type, enabled=False):
             if weight is not None:
@@ -155,6 +175,7 @@ class MoE(ChannelMixer):
             return logits.to(wide)
 
     def _routed(self, tokens: Tensor, routing: Routing, n_tokens: int) -> Tensor:
+        tokens = tokens if self.expert_norm is None else self.expert_norm(tokens)
         inner = self.latent_in(tokens) if self.config.d_latent else tokens
         y: Tensor = self.experts(inner, routing.experts, routing.weights, n_tokens)
         return self.latent_out(y) if self.config.d_latent else y
