@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hybridtf.blocks.altup import AltUp, AltUpConfig, AltUpSide, AltUpSideConfig
 from hybridtf.blocks.attention_residual import AttentionResidual, AttentionResidualConfig
 from hybridtf.blocks.beside import Beside, BesideConfig, Guided, GuidedConfig
+from hybridtf.blocks.laurel import LaurelOptions
 from hybridtf.blocks.looped_residual import LoopedResidual, LoopedResidualConfig
 from hybridtf.blocks.loops import InjectConfig, RememberConfig
 from hybridtf.blocks.options import LearnedScale
@@ -26,8 +28,9 @@ from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 
 __all__ = [
-    "AttentionResidual", "AttentionResidualConfig", "Beside", "BesideConfig", "GatedResidualConfig", "Guided", "GuidedConfig",
-    "HyperConnectionsConfig", "InjectConfig", "LearnedScale", "LoopedResidual", "LoopedResidualConfig",
+    "AltUp", "AltUpConfig", "AltUpSide", "AltUpSideConfig", "AttentionResidual", "AttentionResidualConfig", "Beside",
+    "BesideConfig", "GatedResidualConfig", "Guided", "GuidedConfig", "HyperConnectionsConfig", "InjectConfig", "LaurelOptions",
+    "LearnedScale", "LoopedResidual", "LoopedResidualConfig",
     "ManifoldConnectionsConfig", "NormedStream", "NormedStreamConfig", "OutputNorm", "OutputNormConfig", "Parallel",
     "ParallelConfig", "PostNorm", "PostNormConfig", "PreNorm", "PreNormConfig", "RememberConfig", "SandwichConfig", "Streams",
 ]
@@ -39,5 +42,5 @@ def hybridtf_blocks() -> Sequence[type[ComponentConfig]]:
         PreNormConfig, PostNormConfig, SandwichConfig, OutputNormConfig, NormedStreamConfig,
         ParallelConfig, HyperConnectionsConfig, ManifoldConnectionsConfig, GatedResidualConfig,
         AttentionResidualConfig, LoopedResidualConfig, RememberConfig, InjectConfig,
-        BesideConfig, GuidedConfig,
+        BesideConfig, GuidedConfig, AltUpConfig, AltUpSideConfig,
     )

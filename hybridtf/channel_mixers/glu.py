@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from typing import Literal, Self
 
+import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, ChannelMixer, ChannelMixerConfig, ParamSpec, Preset, Segments, State, check_call
 from hybridtf.core.init import fan_in
-from hybridtf.nn import GateOptions
+from hybridtf.nn import GateOptions, accumulation_dtype
 
 
 class GLUConfig(ChannelMixerConfig, GateOptions):
@@ -18,6 +21,9 @@ class GLUConfig(ChannelMixerConfig, GateOptions):
     type: Literal["glu"] = "glu"
     d_ff: int = Field(gt=0)
     bias: bool = False
+    gate_sparsity: float = Field(default=0.0, ge=0, lt=1)
+    """Gates of each token below mean + z(share) deviations are 0, and those above start there: about this share is 0, as of
+    normal numbers (Gemma 3n). 0: all stay."""
 
     @classmethod
     def tiny(cls) -> Self:
@@ -44,7 +50,18 @@ class GLU(ChannelMixer):
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, keep: int = 0
     ) -> tuple[Tensor, State | None]:
         check_call(self, x, segments, state)
-        return self.down_proj(self.config.gate_with(self.gate_proj(x), self.up_proj(x))), state
+        gate = self.gate_proj(x)
+        gate = sparse(gate, self.config.gate_sparsity) if self.config.gate_sparsity else gate
+        return self.down_proj(self.config.gate_with(gate, self.up_proj(x))), state
+
+
+def sparse(gate: Tensor, share: float) -> Tensor:
+    """relu(gate - (mean + z std)) over the channels of each token (b t f), z the normal quantile of ``share``."""
+    wide = gate.to(accumulation_dtype(gate.dtype))
+    centred = wide - wide.mean(-1, keepdim=True)
+    # The root of 0 has no gradient, and a pad's gates are 0.
+    std = (centred.square().mean(-1, keepdim=True) + torch.finfo(wide.dtype).tiny).sqrt()
+    return F.relu(centred - NormalDist().inv_cdf(share) * std).to(gate.dtype)
 
 
 # ``geglu_tanh`` is Gemma's, ``clamped_swiglu`` gpt-oss's.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 from hybridtf.nn.activations import Activation, GateOptions, activation
+from hybridtf.nn.altup import AlternatingUpdates
 from hybridtf.nn.bottleneck import Bottleneck
 from hybridtf.nn.counts import n_real
 from hybridtf.nn.depth_attention import DepthAttention, DepthOptions, group_sum, group_sums
@@ -89,7 +90,8 @@ from hybridtf.nn.streams import (
 
 __all__ = [
     "DPLRSSM", "FEATURE_MAPS", "KEY_INPUT", "NO_BOUND", "RGLRU", "VALUE_INPUT", "Activation", "Adapted", "Alibi",
-    "AlibiConfig", "Bottleneck", "ComplexScan", "Connected", "Connection", "ConvForm", "DepthAttention", "DepthOptions",
+    "AlibiConfig", "AlternatingUpdates", "Bottleneck", "ComplexScan", "Connected", "Connection", "ConvForm", "DepthAttention",
+    "DepthOptions",
     "DiagonalInit", "DiagonalSSM", "Discretisation", "DropPath", "DynamicConv", "DynamicNTKScaling", "Ended",
     "FeatureMap", "GateOptions", "GatedConnection", "GatedRMSNorm", "GatedStreams", "GroupNormConfig",
     "GroupedHeadsConfig", "HeadConv", "HeadCountsConfig", "HeadLinear", "HeadProjections", "HeadRMSNorm", "HeadsConfig",

@@ -114,3 +114,12 @@ def test_side_by_side():
     assert extras.losses == alone.losses
     with pytest.raises(ConfigError, match="in_norms has 1 norms for 2 branches"):
         active()["channel_mixers"].make({"type": "parallel", "branches": branches, "in_norms": norms[:1]})
+
+
+def test_gates_that_are_not_among_the_largest_are_0():
+    x = torch.randn(2, 50, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    mixer = GLUConfig(d_ff=512, gate_sparsity=0.9, activation="identity").build(CTX)
+    gate = mixer.gate_proj(x)
+    cut = gate.mean(-1, keepdim=True) + 1.2815515655446004 * gate.std(-1, correction=0, keepdim=True)
+    torch.testing.assert_close(mixer(x)[0], mixer.down_proj(F.relu(gate - cut) * mixer.up_proj(x)))
+    assert abs((gate > cut).double().mean() - 0.1) < 0.03

@@ -8,6 +8,7 @@ from hybridtf.interop.families import (
     decoders_more,
     delta,
     gemma,
+    gemma3n,
     gemma4,
     glm_hybrids,
     gpt,
@@ -33,8 +34,8 @@ from hybridtf.interop.families import (
 from hybridtf.interop.family import Family
 
 MODULES = (
-    decoders, scans, hybrids, afmoe, bloom, cycles, decoders_more, delta, gemma, gemma4, glm_hybrids, gpt, gpt_oss, griffin,
-    hybrids_mamba2, indexed, inkling, latents, lfm, lightning, llama4, local_global, olmo, qwen_hybrids, recurrent,
+    decoders, scans, hybrids, afmoe, bloom, cycles, decoders_more, delta, gemma, gemma3n, gemma4, glm_hybrids, gpt, gpt_oss,
+    griffin, hybrids_mamba2, indexed, inkling, latents, lfm, lightning, llama4, local_global, olmo, qwen_hybrids, recurrent,
     windowed_experts, windows, zamba,
 )
 """In this order an export looks for a family that has the model."""
