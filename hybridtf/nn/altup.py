@@ -46,7 +46,8 @@ class AlternatingUpdates(nn.Module):
         with no_autocast(x.device):
             wide = x.to(accumulation_dtype(x.dtype))
             mix = F.linear(self._numbers(wide[..., self.active, :]), self.prediction.to(wide.dtype))
-            return (wide + mix.unflatten(-1, (self.n_streams, -1)) @ wide).to(x.dtype)
+            table: Tensor = mix.unflatten(-1, (self.n_streams, -1))
+            return (wide + table @ wide).to(x.dtype)
 
     def correct(self, p: Tensor, y: Tensor) -> Tensor:
         """Predicted streams (b t s d) and what the layer made of the active one (b t d), to (b t s d)."""
