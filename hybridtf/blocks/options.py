@@ -51,6 +51,9 @@ class WiringConfig(BlockConfig):
     """Multiplies the stream that a branch is added to (DeepNorm's alpha, https://arxiv.org/abs/2203.00555). 0: no residual."""
     learned_scale: LearnedScale | None = Field(default=None, examples=[{"per": "channel", "start": 0.1}])
     """With one, its start takes the place of the model's ``residual_init`` in this block."""
+    stream_scale: Literal["fixed", "learned"] | None = None
+    """Multiplies the stream after the block by one number of the layer's own, 1 at the start (Gemma 4, where it is ``fixed``:
+    loaded, and not learned)."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """On what each branch adds, in training."""
     drop_path: float = Field(default=0.0, ge=0, lt=1)

@@ -16,13 +16,14 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from hybridtf.blocks.options import BRANCHES, NormsAfter, NormsBefore
+from hybridtf.blocks.laurel import AugmentedConfig, Laurel
+from hybridtf.blocks.options import BRANCHES, NormsAfter, NormsBefore, WiringConfig
 from hybridtf.blocks.wiring import BranchResult, Wiring
 from hybridtf.core import BuildContext
 from hybridtf.nn import ChannelAffine
 
 
-class PreNormConfig(NormsBefore):
+class PreNormConfig(NormsBefore, AugmentedConfig):
     """Norm before each branch: x + f(norm(x)). The stream itself is never normed."""
 
     type: Literal["prenorm"] = "prenorm"
@@ -41,7 +42,7 @@ class PostNormConfig(NormsAfter):
         return PostNorm(self, ctx)
 
 
-class SandwichConfig(NormsBefore, NormsAfter):
+class SandwichConfig(NormsBefore, NormsAfter, AugmentedConfig):
     """Norm before and after each branch: x + post(f(norm(x)))."""
 
     type: Literal["sandwich"] = "sandwich"
@@ -93,11 +94,20 @@ class Sequential(Wiring):
 
 
 class PreNorm(Sequential):
-    """See :class:`PreNormConfig`."""
+    """See :class:`PreNormConfig`. A learned residual beside a branch is ``mixer_laurel`` or ``channel_laurel``."""
+
+    def __init__(self, config: WiringConfig, ctx: BuildContext) -> None:
+        super().__init__(config, ctx)
+        options = config.laurel if isinstance(config, AugmentedConfig) else None
+        for branch in self.parts() if options is not None else ():
+            if options is not None and options.on in (branch, "both"):
+                self.add_module(f"{BRANCHES[branch]}_laurel", Laurel(options, ctx.child("laurel")))
 
     def branched(self, branch: str, x: Tensor, seen: BranchResult, call: dict[str, Any]) -> Tensor:
-        y = self.branch(branch, self.norm(branch, x), seen, **call)
-        return self.onto(branch, x, self.scaled(branch, self.post_norm(branch, y)))
+        given = self.norm(branch, x)
+        y = self.post_norm(branch, self.branch(branch, given, seen, **call))
+        laurel: Laurel | None = getattr(self, f"{BRANCHES[branch]}_laurel", None)
+        return self.onto(branch, x, self.scaled(branch, y if laurel is None else y + laurel(given)))
 
 
 class OutputNorm(PreNorm):

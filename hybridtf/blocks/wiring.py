@@ -69,6 +69,10 @@ class Wiring(Block):
             width = ctx.d_model if config.learned_scale.per == "channel" else 1
             for branch in self.branches():
                 self.register_parameter(f"{BRANCHES[branch]}_scale", nn.Parameter(torch.empty(width, **ctx.factory)))
+        self.stream_scale: nn.Parameter | None = None
+        if config.stream_scale is not None:
+            learned = config.stream_scale == "learned"
+            self.stream_scale = nn.Parameter(torch.empty(1, **ctx.factory), requires_grad=learned)
         self.dropout = nn.Dropout(config.dropout)
         self.drop_path = DropPath(config.drop_path)
 
@@ -99,6 +103,8 @@ class Wiring(Block):
                 said = declared_specs(part)
                 specs |= {f"{branch}.{name}": replace(s, residual=False) for name, s in said.items() if s.residual}
             specs |= ends
+        if self.stream_scale is not None:
+            specs["stream_scale"] = ParamSpec("norm", init.constant(1.0))
         return specs
 
     def branches(self) -> dict[str, Any]:
@@ -129,6 +135,7 @@ class Wiring(Block):
         check_call(self, x, segments, state)
         seen = BranchResult(edges)
         x = self.wired(x, seen, {"segments": segments, "state": state, "context": context, "keep": keep})
+        x = x if self.stream_scale is None else x * self.stream_scale.to(x.dtype)
         return BlockOutput(x, seen.edges, seen.losses, None if state is None else seen.state)
 
     # -- what a wiring is made of ------------------------------------------------------------------------------------

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from typing import Literal, Self
 
+import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -20,7 +23,7 @@ from hybridtf.core import (
     check_call,
 )
 from hybridtf.core.init import fan_in
-from hybridtf.nn import FactorConfig, GateOptions
+from hybridtf.nn import FactorConfig, GateOptions, accumulation_dtype
 
 
 class GLUConfig(ChannelMixerConfig, GateOptions):
@@ -34,6 +37,9 @@ class GLUConfig(ChannelMixerConfig, GateOptions):
     up_factor: FactorConfig | None = Field(default=None, examples=[{"start": 1.5}])
     inner_norm: Component[NormConfig] | None = Field(default=None, examples=[{"type": "rms_norm"}])
     """Of what goes into ``down`` (Dory)."""
+    gate_sparsity: float = Field(default=0.0, ge=0, lt=1)
+    """Gates of each token below mean + z(share) deviations are 0, and those above start there: about this share is 0, as of
+    normal numbers (Gemma 3n). 0: all stay."""
 
     @classmethod
     def tiny(cls) -> Self:
@@ -65,9 +71,19 @@ class GLU(ChannelMixer):
     ) -> tuple[Tensor, State | None]:
         check_call(self, x, segments, state)
         gate, up = self.gate_proj(x), self.up_proj(x)
+        gate = sparse(gate, self.config.gate_sparsity) if self.config.gate_sparsity else gate
         gate = gate if self.gate_factor is None else self.gate_factor(gate)
         hidden = self.config.gate_with(gate, up if self.up_factor is None else self.up_factor(up))
         return self.down_proj(hidden if self.inner_norm is None else self.inner_norm(hidden)), state
+
+
+def sparse(gate: Tensor, share: float) -> Tensor:
+    """relu(gate - (mean + z std)) over the channels of each token (b t f), z the normal quantile of ``share``."""
+    wide = gate.to(accumulation_dtype(gate.dtype))
+    centred = wide - wide.mean(-1, keepdim=True)
+    # The root of 0 has no gradient, and a pad's gates are 0.
+    std = (centred.square().mean(-1, keepdim=True) + torch.finfo(wide.dtype).tiny).sqrt()
+    return F.relu(centred - NormalDist().inv_cdf(share) * std).to(gate.dtype)
 
 
 # ``geglu_tanh`` is Gemma's, ``clamped_swiglu`` gpt-oss's.

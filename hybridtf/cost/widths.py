@@ -40,8 +40,9 @@ HEADS = frozenset({
 })
 
 CONSTANTS = frozenset({
-    "attention_chunk_size", "block_size", "chunk_size", "compress_rate", "compress_size", "compress_stride", "d_conv",
-    "d_conv_head", "d_embed", "d_filter", "d_rel", "d_router", "d_state", "decay_rank", "dilation", "gate_rank", "group_size",
+    "active", "attention_chunk_size", "block_size", "chunk_size", "compress_rate", "compress_size", "compress_stride",
+    "d_conv", "d_conv_head", "d_edge", "d_embed", "d_filter", "d_rel", "d_router", "d_state", "decay_rank", "dilation",
+    "gate_rank", "group_size",
     "index_head_dim", "index_n_heads", "index_pool", "index_top_k", "log_floor", "max_distance", "memory_layers", "mini_batch",
     "mix_rank", "n_always", "n_blocks", "n_cg_steps", "n_experts", "n_features", "n_global", "n_hashes", "n_householder",
     "n_identity", "n_inner", "n_levels", "n_local", "n_null", "n_out_groups", "n_random_blocks", "n_slots", "n_streams",

@@ -176,7 +176,8 @@ class LocalCheckpoint:
 
         with strict_float64() if dtype is torch.float64 else contextlib.nullcontext(), torch.no_grad():
             try:
-                model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype, attn_implementation="eager")
+                plain = {"attn_implementation": "eager", "experts_implementation": "eager"}  # fused ones have no float64
+                model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype, **plain)
             except (OSError, ValueError, KeyError, RuntimeError) as error:
                 raise CheckpointError(f"{self.folder}: transformers does not read it ({error})") from error
             logits: Tensor = model.eval()(self.ids, use_cache=False).logits

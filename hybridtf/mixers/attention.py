@@ -4,6 +4,10 @@
 
 Axes: b batch, t time, s keys, d d_model, h heads, g kv heads, k head_dim.
 
+Layers may share keys and values (``kv_group``: Gemma 3n and 4, after https://arxiv.org/abs/2405.12981): one of them gives what
+it holds of each token as edges, and the others, which have queries alone, hold the same. Each holds a copy, so that it can be
+cut, packed, reordered and cropped by itself: weights and products are saved, the bytes of the state are not.
+
 No outside reference was run of ``value_residual``: it is held to the same attention over values mixed by hand.
 """
 
@@ -13,7 +17,7 @@ from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from hybridtf.core import (
@@ -104,8 +108,29 @@ class AttentionConfig(HeadsConfig):
     0.5 (https://arxiv.org/abs/2410.17897). ``auto``: the first such layer of the stack is the first, and the others are later
     ones; ``first``, ``later``: by name."""
 
+    v_norm: Component[NormConfig] | None = Field(default=None, examples=[{"type": "rms_norm", "weight": False}])
+    """A norm of each head's values (Gemma 3n, Gemma 4)."""
+    values_from: Literal["own", "keys"] = "own"
+    """``keys``: values are the projected keys, before their norm and positions, and there is no ``v_proj`` (Gemma 4)."""
+    kv_group: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]*$", examples=["far"])
+    """Layers of this name share keys and values, positions told: one gives them, later ones have no projections for them."""
+    kv_role: Literal["auto", "gives", "reads"] = "auto"
+    """Within ``kv_group``. ``auto``: the first layer of the stack with this name gives, and the others read; else by name, and
+    what is read is of the last that gave."""
+
+    _without_group = idle_beside({"kv_group": None}, "kv_role")
     _without_qk_norm = idle_beside({"qk_norm": None}, "qk_norm_over", "qk_norm_after")
     _without_gate = idle_beside({"output_gate": False}, "output_gate_per", "output_gate_activation", "gate_factor")
+
+    @model_validator(mode="after")
+    def _values_can_be(self) -> Self:
+        if self.values_from == "keys" and self.v_dim not in (None, self.head_dim):
+            raise ValueError(f"values_from = 'keys' makes values as wide as keys: v_dim = {self.v_dim} cannot be")
+        if self.kv_role == "reads" and (self.v_norm is not None or self.values_from != "own"):
+            raise ValueError("v_norm and values_from are of a layer with keys and values of its own, and kv_role = 'reads'")
+        if self.kv_group is not None and self.value_residual != "none":
+            raise ValueError("value_residual mixes values of a layer's own, and kv_group shares them: give one")
+        return self
 
     @classmethod
     def tiny(cls) -> Self:
@@ -120,12 +145,21 @@ class Attention(HeadsMixer):
 
     def __init__(self, config: AttentionConfig, ctx: BuildContext) -> None:
         self.window, self.softcap, self.scale, self.dropout = config.window, config.softcap, config.scale, config.dropout
+        self.edges = () if config.kv_group is None else (f"{config.kv_group}_keys", f"{config.kv_group}_values")
+        gives = config.kv_role == "gives" or (config.kv_role == "auto" and not ctx.edges.issuperset(self.edges))
+        self.has_own = gives or not self.edges
         super().__init__(
-            config, ctx, qkv_bias=config.qkv_bias, out_bias=config.out_bias, qk_norm=config.qk_norm,
-            qk_norm_over=config.qk_norm_over, qk_norm_after=config.qk_norm_after, qkv_clip=config.qkv_clip,
-            features={"sinks"} if config.sinks else set(), v_dim=config.v_dim,
+            config, ctx, own_keys=not self.has_own, own_values=not self.has_own or config.values_from == "keys",
+            qkv_bias=config.qkv_bias, out_bias=config.out_bias, qk_norm=config.qk_norm, qk_norm_over=config.qk_norm_over,
+            qk_norm_after=config.qk_norm_after, qkv_clip=config.qkv_clip, features={"sinks"} if config.sinks else set(),
+            v_dim=config.v_dim,
         )
         self.config = config
+        self.v_norm = None
+        if not self.has_own:
+            self.k_norm = None
+        elif config.v_norm is not None:
+            self.v_norm = config.v_norm.build(ctx.child("v_norm", d_model=self.v_dim))
         inner = config.n_heads * (self.v_dim if config.output_gate_per == "channel" else 1)
         self.gate_proj = nn.Linear(ctx.d_model, inner, bias=False, **ctx.factory) if config.output_gate else None
         self.gate_factor = None if config.gate_factor is None else config.gate_factor.build(ctx, inner)
@@ -138,8 +172,8 @@ class Attention(HeadsMixer):
         if role == "auto":
             role = "later" if VALUES in ctx.edges else "first"
         self.value_mix = nn.Parameter(torch.empty(2, **ctx.factory)) if role == "later" else None
-        self.writes = (VALUES,) if role == "first" else ()
-        self.reads = (VALUES,) if role == "later" else ()
+        self.writes = (VALUES,) if role == "first" else self.edges if gives else ()
+        self.reads = (VALUES,) if role == "later" else () if gives else self.edges
         if config.kernel == "flash":
             self.cannot["compile"] = "the flash kernel cuts documents out of a batch, and has to look where they are"
 
@@ -150,9 +184,14 @@ class Attention(HeadsMixer):
         return {**specs, "sinks": ParamSpec("state", init.normal(0.02))} if self.sinks is not None else specs
 
     def edge_specs(self) -> dict[str, EdgeSpec]:
-        return {VALUES: EdgeSpec((self.n_kv_heads, self.v_dim))} if self.reads or self.writes else {}
+        k, v = (EdgeSpec(shape) for shape in self.held_shapes().values())
+        if self.edges:
+            return dict(zip(self.edges, (k, v), strict=True))
+        return {VALUES: v} if self.reads or self.writes else {}
 
     def exchange(self, held: Held, edges: Edges, segments: Segments | None) -> tuple[Held, Edges]:
+        if self.edges:
+            return self._shared(held, edges, segments)
         if self.value_mix is None:
             return held, {VALUES: held["v"]} if self.writes else {}
         first, v = edges[VALUES], held["v"]
@@ -165,6 +204,24 @@ class Attention(HeadsMixer):
             first = first.masked_fill(~segments.real[..., None, None], 0)
         m = self.value_mix.to(v.dtype)
         return {**held, "v": m[0] * first.to(v.dtype) + m[1] * v}, {}
+
+    def _shared(self, held: Held, edges: Edges, segments: Segments | None) -> tuple[Held, Edges]:
+        """Keys (b t g k) and values (b t g v), given or read."""
+        if self.has_own:
+            return held, dict(zip(self.edges, (held["k"], held["v"]), strict=True))
+        read = {name: edges[edge] for name, edge in zip(("k", "v"), self.edges, strict=True)}
+        if segments is None:
+            return read, {}
+        return {name: z.masked_fill(~segments.real[..., None, None], 0) for name, z in read.items()}, {}
+
+    def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.has_own:  # what other layers give comes with its positions told
+            return x.new_empty(*x.shape[:2], 0, self.head_dim), x.new_empty(*x.shape[:2], 0, self.v_dim)
+        if self.config.values_from == "own":
+            k, v = super().keys_and_values(x)
+        else:
+            k = v = self.split(self.k_proj(x))
+        return k, v if self.v_norm is None else self.v_norm(v)
 
     def project(
         self, x: Tensor, positions: Tensor, segments: Segments | None, leaf: Growing | Ring | None

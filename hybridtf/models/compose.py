@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,8 +26,9 @@ from hybridtf.core import (
     check_call,
     known_names,
 )
-from hybridtf.models.merges import MergeTable, agreed_stream, build_merge
+from hybridtf.models.merges import MergeTable, agreed_stream, build_merge, build_spread
 from hybridtf.models.pattern import print_pattern
+from hybridtf.models.spreads import ProjectedSpreadConfig
 from hybridtf.models.visits import Visit
 
 
@@ -45,13 +47,13 @@ class Stack(nn.Module):
     State is per visit, weights per name: a shared block (``layers.shared_NAME``) is visited by many layers. What a layer
     adds to it of its own stands under the layer's number (``layers.3.adapters...``).
 
-    It takes and returns (b t d). Where its blocks work on several streams, each starts as what came in, and ``merge`` makes
-    one tensor of what they end with.
+    It takes and returns (b t d). Where its blocks work on several streams, each starts as what came in, or as ``spread`` makes
+    it, and ``merge`` makes one tensor of what they end with.
     """
 
     def __init__(
         self, layers: tuple[str, ...], blocks: Mapping[str, BlockConfig], ctx: BuildContext, *, edges: tuple[str, ...] = (),
-        merge: MergeTable | None = None,
+        merge: MergeTable | None = None, spread: ProjectedSpreadConfig | None = None,
     ) -> None:
         super().__init__()
         self.layer_names = layers
@@ -74,11 +76,13 @@ class Stack(nn.Module):
                 self.layers[str(i)] = Visit(adapters, self.layers[key], where)
         self.order = tuple(order)
         self.stream = agreed_stream(layers, self.blocks(), ctx.where)
+        self.spread = build_spread(spread, self.stream, ctx.child("spread"))
         self.merge = build_merge(merge, self.stream, ctx.child("merge", edges=frozenset(written)))
         parts = [part for block in self.blocks() for part in block.parts().values()]
-        read = {edge for part in parts for edge in part.reads} | {edge for block in self.blocks() for edge in block.reads}
+        self.read = {edge for part in parts for edge in part.reads} | {edge for one in self.blocks() for edge in one.reads}
+        """Edges that some component reads."""
         for part in parts:
-            part.unread(frozenset(part.writes) - read)
+            part.unread(frozenset(part.writes) - self.read)
         self.takes = {field for block in self.blocks() for part in block.parts().values() for field in part.takes}
         """Fields of segments that some component obeys."""
         self.checkpointed: frozenset[int] = frozenset()
@@ -111,7 +115,9 @@ class Stack(nn.Module):
         losses: dict[str, tuple[Tensor, Tensor]] = {}
         states: list[State] = []
         seen = dict(edges)
-        if self.stream.n_streams > 1:
+        if self.spread is not None:
+            x = self.spread(x)
+        elif self.stream.n_streams > 1:
             x = x.unsqueeze(-2).expand(*x.shape[:-1], self.stream.n_streams, -1)
         for i in range(len(self.order)):
             run = self._callable(i)
@@ -140,21 +146,23 @@ class Stack(nn.Module):
 
 def build_stack(
     layers: tuple[str, ...], blocks: Mapping[str, BlockConfig], ctx: BuildContext, *, edges: tuple[str, ...] = (),
-    context: bool = False, merge: MergeTable | None = None,
+    specs: Mapping[str, EdgeSpec] = MappingProxyType({}), context: bool = False, merge: MergeTable | None = None,
+    spread: ProjectedSpreadConfig | None = None,
 ) -> Stack:
     """Build the layers and check what crosses them: every edge that a component reads needs an earlier writer.
 
-    ``context``: the model hands one to its layers. ``merge``: how several streams become one. Raises :class:`ConfigError`,
-    naming the layer, for a block that no layer uses, an edge that nobody wrote, a component that needs a context where there
-    is none, and blocks that do not agree on what the residual stream is.
+    ``specs``: how some of ``edges`` look. ``context``: the model hands one to its layers. ``merge``, ``spread``: how several
+    streams become one, and how they start. Raises :class:`ConfigError`, naming the layer, for a block that no layer uses, an
+    edge that nobody wrote, a component that needs a context where there is none, and blocks that do not agree on what the
+    residual stream is.
     """
     unused = sorted(set(blocks) - set(layers))
     if unused:
         raise ctx.error(
             f"block {unused[0]!r} is used by no layer of the pattern {print_pattern(layers)!r}; use it or take it out"
         )
-    stack = Stack(layers, blocks, ctx, edges=edges, merge=merge)
-    written: dict[str, EdgeSpec | None] = dict.fromkeys(edges)
+    stack = Stack(layers, blocks, ctx, edges=edges, merge=merge, spread=spread)
+    written: dict[str, EdgeSpec | None] = {edge: specs.get(edge) for edge in edges}
     for i, (name, block) in enumerate(zip(layers, stack.blocks(), strict=True)):
         here = f"{ctx.where}.blocks.{name}"
         _check_reads(block, here, i, written)

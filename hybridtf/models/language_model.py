@@ -35,6 +35,7 @@ from hybridtf.models.compose import add_losses, build_stack
 from hybridtf.models.heads import LMHeadConfig
 from hybridtf.models.merges import MergeConfig
 from hybridtf.models.pattern import expand_pattern, print_pattern
+from hybridtf.models.spreads import SpreadConfig
 from hybridtf.models.stems import TokenEmbeddingConfig
 from hybridtf.nn import RMSNormConfig
 
@@ -61,6 +62,8 @@ class LanguageModelConfig(ModelConfig):
     merge: MergeConfig | None = Field(default=None, examples=[{"type": "mean"}])
     """How what the stack ends with becomes one stream, where its blocks work on several or on partial sums. None: the sum of
     the streams, or a mix of the partial sums."""
+    spread: SpreadConfig | None = Field(default=None, examples=[{"type": "projected"}])
+    """How several streams start. None: each as what the stem gives."""
     residual_init: Literal["depth", "zero"] = "depth"
     """Matrices that end a residual branch start scaled by (2 n_layers)^-0.5, or at zero."""
 
@@ -120,7 +123,11 @@ class LanguageModel(nn.Module):
             raise ConfigError("language_model: a device mesh was given, and none of its parts says yet how it shards")
         self.seed = ctx.seed
         self.stem = config.stem.build(ctx.child("stem"), config.vocab_size)
-        self.stack = build_stack(layers, config.blocks, ctx, edges=self.stem.writes, merge=config.merge)
+        self.stack = build_stack(
+            layers, config.blocks, ctx, edges=self.stem.writes, specs=self.stem.edge_specs(), merge=config.merge,
+            spread=config.spread,
+        )
+        self.stem.unread(frozenset(self.stem.writes) - self.stack.read)
         self.final_norm = config.final_norm.build(ctx.child("final_norm"))
         self.head: Head = config.head.build(ctx.child("head"), config.vocab_size)
         if self.head.needs_tied_weight and self.stem.tied_weight() is None:

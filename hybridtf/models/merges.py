@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from hybridtf.core import Block, BuildContext, Component, ConfigError, ConfigTable, Edges, NormConfig, OneOf
+from hybridtf.models.spreads import ProjectedSpreadConfig, ProjectedStreams
 from hybridtf.nn import DepthAttention, DepthOptions, GatedStreams, RMSNormConfig, SigmoidStreams, group_sums
 
 
@@ -78,6 +79,17 @@ class GatedConfig(MergeTable):
         return Learned(GatedStreams(ctx, n_streams, self.rank, self.norm))
 
 
+class ProjectedConfig(MergeTable):
+    """The mean of the first stream and of projections of the others that are as large as it (Gemma 3n)."""
+
+    type: Literal["projected"] = "projected"
+    eps: float = Field(default=1e-5, gt=0)
+    """The least mean square of a projection that is divided by."""
+
+    def build(self, ctx: BuildContext, n_streams: int) -> Merge:
+        return Projected(ctx, n_streams, self.eps)
+
+
 class DepthConfig(MergeTable, DepthOptions):
     """A learned mix over what the groups of layers gave (attention residuals)."""
 
@@ -89,7 +101,7 @@ class DepthConfig(MergeTable, DepthOptions):
 
 
 MergeConfig: TypeAlias = Annotated[
-    MergeTable, OneOf("merge", SumConfig, MeanConfig, SigmoidConfig, GatedConfig, DepthConfig)
+    MergeTable, OneOf("merge", SumConfig, MeanConfig, SigmoidConfig, GatedConfig, ProjectedConfig, DepthConfig)
 ]
 """A field that holds one of them."""
 
@@ -118,6 +130,17 @@ class Learned(Merge):
     def forward(self, x: Tensor, edges: Edges) -> Tensor:
         y: Tensor = self.streams(x)
         return y
+
+
+class Projected(Merge):
+    """See :class:`ProjectedConfig`."""
+
+    def __init__(self, ctx: BuildContext, n_streams: int, eps: float) -> None:
+        super().__init__()
+        self.streams = ProjectedStreams(ctx, n_streams, eps)
+
+    def forward(self, x: Tensor, edges: Edges) -> Tensor:
+        return self.streams.mean(x)
 
 
 class Depth(Merge):
@@ -172,3 +195,10 @@ def build_merge(merge: MergeTable | None, stream: Stream, ctx: BuildContext) -> 
     if stream == Stream():
         raise ctx.error(f"merge {merge.type!r} is for {Stream(2).kind}, and this stack works on {stream}")
     return merge.build(ctx, stream.n_streams)
+
+
+def build_spread(spread: ProjectedSpreadConfig | None, stream: Stream, ctx: BuildContext) -> nn.Module | None:
+    """What makes the streams of a stack; None where what comes in is repeated."""
+    if spread is not None and stream.n_streams == 1:
+        raise ctx.error(f"spread {spread.type!r} is for {Stream(2).kind}, and this stack works on {stream}")
+    return None if spread is None else spread.build(ctx, stream.n_streams)

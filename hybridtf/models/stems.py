@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 import torch
@@ -13,6 +13,7 @@ from hybridtf.core import (
     BuildContext,
     Component,
     DataError,
+    EdgeSpec,
     Extras,
     Fixed,
     NormConfig,
@@ -23,10 +24,9 @@ from hybridtf.core import (
     StemConfig,
     check_call,
 )
+from hybridtf.models.layer_inputs import LayerInputs, LayerInputsConfig
 from hybridtf.nn import ChannelAffine, NoPositionConfig
-
-SIGNIFICANT = {torch.bfloat16: 8, torch.float16: 11}
-"""Bits that a number has."""
+from hybridtf.nn.rounding import rounded
 
 
 class TokenEmbeddingConfig(StemConfig):
@@ -42,6 +42,8 @@ class TokenEmbeddingConfig(StemConfig):
     """To the embedding, positions included, a learned vector is added, and it is multiplied by another (ZAYA)."""
     norm: Component[NormConfig] | None = Field(default=None, examples=[{"type": "rms_norm"}])
     """Of the embedding, positions included (Inkling 2, BLOOM, BERT). None: as it is."""
+    layer_inputs: LayerInputsConfig | None = Field(default=None, examples=[{"d_layer": 4}])
+    """Further embeddings of each token, one for each layer that reads it (Gemma 3n, Gemma 4)."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
     @classmethod
@@ -64,6 +66,18 @@ class TokenEmbedding(Stem):
         self.affine = ChannelAffine(ctx.child("affine")) if config.affine else None
         self.norm = None if config.norm is None else config.norm.build(ctx.child("norm"))
         self.dropout = nn.Dropout(config.dropout)
+        self.layer_inputs: LayerInputs | None = None
+        if config.layer_inputs is not None:
+            self.layer_inputs = LayerInputs(config.layer_inputs, ctx.child("layer_inputs"), vocab_size)
+            self.writes = (*type(self).writes, *self.layer_inputs.writes)
+
+    def edge_specs(self) -> Mapping[str, EdgeSpec]:
+        return {} if self.layer_inputs is None else self.layer_inputs.edge_specs()
+
+    def unread(self, edges: frozenset[str]) -> None:
+        if self.layer_inputs is not None:
+            self.layer_inputs.make(tuple(edge for edge in self.layer_inputs.writes if edge not in edges))
+            self.writes = (*type(self).writes, *self.layer_inputs.writes)
 
     def tied_weight(self) -> Tensor:
         return self.embedding.weight
@@ -93,15 +107,14 @@ class TokenEmbedding(Stem):
                 state = _counted(state, segments, inputs.shape[1], keep)
         x = x if self.affine is None else self.affine(x)
         x = x if self.norm is None else self.norm(x)
-        return self.dropout(x), state, Extras(edges={"token_ids": inputs, "embedding": x})
+        edges = {"token_ids": inputs, "embedding": x}
+        if self.layer_inputs is not None:
+            edges |= self.layer_inputs(inputs, x)
+        return self.dropout(x), state, Extras(edges=edges)
 
     def _factor(self, dtype: torch.dtype) -> float:
         """The root of d_model is rounded to the embedding's dtype, as Gemma has it; a number that is given is not."""
-        bits = SIGNIFICANT.get(dtype) if self.rounds else None
-        if bits is None:
-            return self.scale
-        fraction, exponent = math.frexp(self.scale)
-        return math.ldexp(round(math.ldexp(fraction, bits)), exponent - bits)
+        return rounded(self.scale, dtype) if self.rounds else self.scale
 
     def _check(self, inputs: Tensor) -> None:
         if torch.compiler.is_compiling() or not inputs.numel() or inputs.is_meta:

@@ -8,6 +8,7 @@ from hybridtf.core import ComponentConfig
 from hybridtf.hookspecs import hookimpl
 from hybridtf.nn.activations import Activation, GateOptions, activation
 from hybridtf.nn.affine import ChannelAffine
+from hybridtf.nn.altup import AlternatingUpdates
 from hybridtf.nn.bottleneck import Bottleneck
 from hybridtf.nn.counts import n_real
 from hybridtf.nn.depth_attention import DepthAttention, DepthOptions, group_sum, group_sums
@@ -94,23 +95,24 @@ from hybridtf.nn.streams import (
 
 __all__ = [
     "DPLRSSM", "FEATURE_MAPS", "KEY_INPUT", "NO_BOUND", "RGLRU", "VALUE_INPUT", "Activation", "Adapted", "Alibi",
-    "AlibiConfig", "Bottleneck", "ChannelAffine", "ComplexScan", "Connected", "Connection", "ConvForm", "DepthAttention",
-    "DepthOptions", "DiagonalInit", "DiagonalSSM", "Discretisation", "DropPath", "DynamicConv", "DynamicNTKScaling",
-    "Ended", "Factor", "FactorConfig", "FeatureMap", "GateOptions", "GatedConnection", "GatedRMSNorm", "GatedStreams",
-    "GroupNormConfig", "GroupedHeadsConfig", "HashedNgrams", "HeadConv", "HeadCountsConfig", "HeadLinear",
-    "HeadProjections", "HeadRMSNorm", "HeadsConfig", "HeadsMixer", "Held", "HeldAttention", "HeldHeads", "HyperConnection",
-    "ImplicitFilter", "IndexedConfig", "IndexedMixer", "L2Clip", "L2Norm", "L2NormConfig", "LatentConfig", "LatentMixer",
-    "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig", "LinearHeads", "LinearScaling",
-    "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank", "LowerBounds", "ManifoldConnection",
-    "MemoryConfig", "MemoryMixer", "MessageGate", "NTKScaling", "NoNorm", "NoNormConfig", "NoPositionConfig", "NormOver",
-    "Pair", "PositiveRange", "PowerOfTwo", "Projected", "ProportionalScaling", "RMSNorm", "RMSNormConfig", "RandomFeatures",
-    "ResidualConv", "Rope", "RopeConfig", "RopeScaling", "Scan", "ShortConv", "ShortConvs", "SigmoidStreams",
-    "SinusoidalPosition", "SinusoidalPositionConfig", "SoftmaxMixer", "SoftplusDecayConfig", "SparseMixer",
-    "SparseMixerConfig", "TokenShift", "ValueHeadsConfig", "Written", "XPos", "XPosConfig", "YarnScaling",
-    "accumulation_dtype", "activation", "channel_pattern", "channel_ramp", "diagonal_hippo", "discretised", "empty_pooled",
-    "ended", "entries_seen", "filled_with", "forget_sums", "group_sum", "group_sums", "head_count", "head_width",
-    "hippo_legs", "idle_beside", "indexer_kl", "l2_normalised", "layer_depth", "log_forget", "merge_low_rank", "multiply",
-    "n_real", "pooled_with", "quadratic", "refuse_spans", "residual_conv", "retention_log_decay", "running_bound",
+    "AlibiConfig", "AlternatingUpdates", "Bottleneck", "ChannelAffine", "ComplexScan", "Connected", "Connection",
+    "ConvForm", "DepthAttention", "DepthOptions", "DiagonalInit", "DiagonalSSM", "Discretisation", "DropPath",
+    "DynamicConv", "DynamicNTKScaling", "Ended", "Factor", "FactorConfig", "FeatureMap", "GateOptions", "GatedConnection",
+    "GatedRMSNorm", "GatedStreams", "GroupNormConfig", "GroupedHeadsConfig", "HashedNgrams", "HeadConv", "HeadCountsConfig",
+    "HeadLinear", "HeadProjections", "HeadRMSNorm", "HeadsConfig", "HeadsMixer", "Held", "HeldAttention", "HeldHeads",
+    "HyperConnection", "ImplicitFilter", "IndexedConfig", "IndexedMixer", "L2Clip", "L2Norm", "L2NormConfig",
+    "LatentConfig", "LatentMixer", "LayerNorm", "LayerNormConfig", "LearnedPosition", "LearnedPositionConfig",
+    "LinearHeads", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "LoraLinear", "LoraOptions", "LowRank",
+    "LowerBounds", "ManifoldConnection", "MemoryConfig", "MemoryMixer", "MessageGate", "NTKScaling", "NoNorm",
+    "NoNormConfig", "NoPositionConfig", "NormOver", "Pair", "PositiveRange", "PowerOfTwo", "Projected",
+    "ProportionalScaling", "RMSNorm", "RMSNormConfig", "RandomFeatures", "ResidualConv", "Rope", "RopeConfig",
+    "RopeScaling", "Scan", "ShortConv", "ShortConvs", "SigmoidStreams", "SinusoidalPosition", "SinusoidalPositionConfig",
+    "SoftmaxMixer", "SoftplusDecayConfig", "SparseMixer", "SparseMixerConfig", "TokenShift", "ValueHeadsConfig", "Written",
+    "XPos", "XPosConfig", "YarnScaling", "accumulation_dtype", "activation", "channel_pattern", "channel_ramp",
+    "diagonal_hippo", "discretised", "empty_pooled", "ended", "entries_seen", "filled_with", "forget_sums", "group_sum",
+    "group_sums", "head_count", "head_width", "hippo_legs", "idle_beside", "indexer_kl", "l2_normalised", "layer_depth",
+    "log_forget", "merge_low_rank", "multiply", "n_real", "pooled_with", "quadratic", "refuse_spans", "residual_conv",
+    "retention_log_decay", "running_bound",
     "running_softmax", "scaled_orthogonal", "short_convs", "softplus_log_decay", "taylor", "time_step", "token_positions",
     "tokens_of", "told", "wide_dtype",
 ]

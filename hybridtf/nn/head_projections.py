@@ -78,13 +78,13 @@ class HeadProjections(SequenceMixer):
     """Has ``q_proj``, ``k_proj``, ``v_proj`` and ``out_proj``, and knows ``n_heads``, ``n_kv_heads`` and ``head_dim``.
 
     ``q_width``: output width of ``q_proj``, where it has more than the queries. ``own_values``: the mixer makes its values
-    itself, and there is no ``v_proj``. ``multiple``: query heads of width ``head_dim`` for each of the config's, and key heads
-    likewise. ``v_dim``: width of a head's values, where it is not ``head_dim``.
+    itself, and there is no ``v_proj``; ``own_keys``: likewise of keys. ``multiple``: query heads of width ``head_dim`` for each
+    of the config's, and key heads likewise. ``v_dim``: width of a head's values, where it is not ``head_dim``.
     """
 
     def __init__(
-        self, config: HeadCountsConfig, ctx: BuildContext, *, q_width: int | None = None, own_values: bool = False,
-        qkv_bias: bool = False, out_bias: bool = False, multiple: int = 1, v_dim: int | None = None,
+        self, config: HeadCountsConfig, ctx: BuildContext, *, q_width: int | None = None, own_keys: bool = False,
+        own_values: bool = False, qkv_bias: bool = False, out_bias: bool = False, multiple: int = 1, v_dim: int | None = None,
     ) -> None:
         super().__init__()
         self.causal, self.head_dim = ctx.causal, config.width_in(ctx, multiple)
@@ -92,7 +92,8 @@ class HeadProjections(SequenceMixer):
         self.v_dim = v_dim or self.head_dim
         inner, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         self.q_proj = nn.Linear(ctx.d_model, q_width or inner, bias=qkv_bias, **ctx.factory)
-        self.k_proj = nn.Linear(ctx.d_model, kv, bias=qkv_bias, **ctx.factory)
+        if not own_keys:
+            self.k_proj = nn.Linear(ctx.d_model, kv, bias=qkv_bias, **ctx.factory)
         if not own_values:
             self.v_proj = nn.Linear(ctx.d_model, self.n_kv_heads * self.v_dim, bias=qkv_bias, **ctx.factory)
         self.out_proj = nn.Linear(self.n_heads * self.v_dim, ctx.d_out or ctx.d_model, bias=out_bias, **ctx.factory)

@@ -86,7 +86,7 @@ class HeadsMixer(HeldHeads, SoftmaxMixer):
         self, x: Tensor, positions: Tensor, segments: Segments | None, leaf: Growing | Ring | None
     ) -> Projected:
         flat, gate = self.queries(x)
-        q, k, v = self.split(flat), self.split(self.k_proj(x)), self.v_proj(x).unflatten(-1, self.held_shapes()["v"])
+        q, (k, v) = self.split(flat), self.keys_and_values(x)
         if not self.qk_norm_after:
             q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
         if self.qkv_clip is not None:
@@ -95,6 +95,10 @@ class HeadsMixer(HeldHeads, SoftmaxMixer):
         if self.qk_norm_after:
             q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
         return Projected(q, {"k": k, "v": v}, gate)
+
+    def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(b t d) to keys (b t g k) and values (b t g v), before norms and positions."""
+        return self.split(self.k_proj(x)), self.v_proj(x).unflatten(-1, self.held_shapes()["v"])
 
     def _normed(self, heads: Tensor, norm: nn.Module | None) -> Tensor:
         """(b t h k), normed one by one or side by side."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hybridtf.channel_mixers import ConvolvedConfig, GLUConfig, MLPConfig
+from hybridtf.channel_mixers import ConvolvedConfig, EdgeGateConfig, GLUConfig, MLPConfig, ParallelChannelMixersConfig
 from hybridtf.core import BuildContext, ConfigError, active, init_parameters
 from hybridtf.nn import activation
 
@@ -93,3 +93,33 @@ def test_a_learned_number_multiplies_what_is_convolved():
     with torch.no_grad():
         scaled.scale.fill_(-2.5)
     torch.testing.assert_close(scaled(X)[0], -2.5 * plain(X)[0])
+
+
+def test_an_edge_gated_by_the_token():
+    mixer = EdgeGateConfig(edge="told", d_edge=4, activation="gelu_tanh").build(CTX)
+    told = torch.randn(2, 3, 4, dtype=torch.float64)
+    y, _ = mixer(X, edges={"told": told})
+    torch.testing.assert_close(y, (F.gelu(X @ mixer.gate_proj.weight.T, approximate="tanh") * told) @ mixer.out_proj.weight.T)
+    assert EdgeGateConfig(d_edge=4).build(BuildContext(d_model=6, layer_idx=3)).reads == ("layer_input_3",)
+
+
+def test_side_by_side():
+    branches = [{"type": "swiglu", "d_ff": 8}, {"type": "moe", "n_experts": 3, "top_k": 2, "d_ff": 5, "z_loss": 0.1}]
+    norms = [{"type": "rms_norm"}, {"type": "none"}]
+    mixer = ParallelChannelMixersConfig(branches=branches, in_norms=norms, norm={"type": "rms_norm"}).build(CTX)
+    y, state, extras = mixer(X, state=((), ()))
+    first, (second, _, alone) = mixer.branches[0](mixer.in_norms[0](X))[0], mixer.branches[1](X)
+    torch.testing.assert_close(y, mixer.norms[0](first) + mixer.norms[1](second))
+    assert state == ((), ())
+    assert extras.losses == alone.losses
+    with pytest.raises(ConfigError, match="in_norms has 1 norms for 2 branches"):
+        active()["channel_mixers"].make({"type": "parallel", "branches": branches, "in_norms": norms[:1]})
+
+
+def test_gates_that_are_not_among_the_largest_are_0():
+    x = torch.randn(2, 50, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    mixer = GLUConfig(d_ff=512, gate_sparsity=0.9, activation="identity").build(CTX)
+    gate = mixer.gate_proj(x)
+    cut = gate.mean(-1, keepdim=True) + 1.2815515655446004 * gate.std(-1, correction=0, keepdim=True)
+    torch.testing.assert_close(mixer(x)[0], mixer.down_proj(F.relu(gate - cut) * mixer.up_proj(x)))
+    assert abs((gate > cut).double().mean() - 0.1) < 0.03

@@ -33,6 +33,10 @@ FORMS = {
     "scaled gate": {"gate_scale": 0.7, "d_ff_shared": 4},
     "biases outside": {"d_latent": 4, "d_ff_shared": 5, "outer_bias": True},
     "none outside": {"bias": True, "d_ff_shared": 5, "outer_bias": False},
+    "norms and scales": {
+        "router_norm": {"type": "rms_norm"}, "expert_norm": {"type": "layer_norm"}, "expert_scale": True, "logit_scale": 0.4,
+        "d_ff_shared": 4,
+    },
     "two that always serve": {"n_always": 2, "scores": "sigmoid", "selection_bias": "fixed", "routed_scale": 1.5},
     "two that always serve, and groups": {"n_always": 2, "n_groups": 2, "top_k_groups": 1},
     "root of softplus": {"scores": "sqrt_softplus", "selection_bias": "fixed", "routed_scale": 1.5},
@@ -47,7 +51,7 @@ def build(dtype=torch.float64, seed=0, **options):
     generator = torch.Generator().manual_seed(9)
     with torch.no_grad():
         for name, param in mixer.named_parameters():
-            if name.endswith(("bias", "router.weight")):
+            if name.endswith(("bias", "router.weight", "expert_scale", "norm.weight")):
                 param.copy_(0.7 * torch.randn(param.shape, generator=generator, dtype=torch.float64))
     return mixer
 
@@ -86,13 +90,16 @@ def by_token(mixer, x):
     rows = []
     for token in x.flatten(0, 1).unbind(0):
         bias = None if mixer.selection is None else mixer.selection.bias
-        chosen, scores = chosen_by_hand(config, mixer.router(token), bias)
+        logits = mixer.router(token if mixer.router_norm is None else mixer.router_norm(token)) * config.logit_scale
+        chosen, scores = chosen_by_hand(config, logits, bias)
         weights = scores[chosen]
         if config.scores == "softmax_top_k":
             weights = weights.softmax(0)
         elif config.normalize:
             weights = weights / weights.sum()
-        inner = mixer.latent_in(token) if config.d_latent else token
+        weights = weights if mixer.expert_scale is None else weights * mixer.expert_scale[chosen]
+        read = token if mixer.expert_norm is None else mixer.expert_norm(token)
+        inner = mixer.latent_in(read) if config.d_latent else read
         total = torch.zeros_like(inner)
         for e, weight in zip(chosen, (weights * config.routed_scale).unbind(0), strict=True):
             if e >= config.n_experts:

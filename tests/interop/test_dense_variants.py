@@ -53,6 +53,22 @@ VARIANTS = {
     "glm4, whole heads": ("Glm4", {**DENSE, "head_dim": 8, "rope_parameters": {
         "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}}),
 }
+GEMMA = {
+    **DENSE, "head_dim": 12, "sliding_window": 5, "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+VARIANTS |= {
+    "gemma3n, fewer tokens with embeddings for each layer": ("Gemma3nText", {
+        **GEMMA, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 40, "num_kv_shared_layers": 0,
+        "altup_num_inputs": 2, "laurel_rank": 3, "intermediate_size": [40, 24, 40, 24], "attention_bias": True,
+    }),
+    "gemma4, dense": ("Gemma4Text", {**GEMMA, "global_head_dim": 16, "hidden_size_per_layer_input": 0}),
+    "gemma4, wide where keys are shared": ("Gemma4Text", {
+        **GEMMA, "global_head_dim": 16, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 70,
+        "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "attention_bias": True, "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+    }),
+}
 SPECIAL = {"vocab_size": 61, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 

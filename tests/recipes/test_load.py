@@ -89,7 +89,7 @@ MAMBA2 = (
 )
 BUILT_IN = load_registries(make_plugin_manager(autoload=False))
 MIXERS, TASKS = (", ".join(BUILT_IN[kind].names()) for kind in ("mixers", "tasks"))
-MODEL = "blocks, d_model, final_norm, head, max_seq_len, merge, n_layers, pattern, residual_init, stem, vocab_size"
+MODEL = "blocks, d_model, final_norm, head, max_seq_len, merge, n_layers, pattern, residual_init, spread, stem, vocab_size"
 
 
 # -- what loads --------------------------------------------------------------------------------------------------------
@@ -286,8 +286,8 @@ def test_toml_syntax(file: Path, text: str, where: str, reason: str) -> None:
         ("train.d_model=8", "train.d_model: unknown option here; it belongs to model. Known here: betas, lr, steps"),
         ("model.blocks.a.d_ff=8",
          "model.blocks.a.d_ff: unknown option here; it belongs to model.blocks.a.channel_mixer. "
-         "Known here: adapters, channel_mixer, channel_norm, drop_path, dropout, learned_scale, mixer, mixer_norm, norm, "
-         "residual_scale, shared, skip_scale"),
+         "Known here: adapters, channel_mixer, channel_norm, drop_path, dropout, laurel, learned_scale, mixer, mixer_norm, "
+         "norm, residual_scale, shared, skip_scale, stream_scale"),
         ("model.blocks.m.mixer.n_kv_heads=2",
          "model.blocks.m.mixer.n_kv_heads: unknown option here; it belongs to model.blocks.a.mixer. "
          f"Known here: {MAMBA2}"),

@@ -103,6 +103,8 @@ qkv_bias = false
 out_bias = false
 dropout = 0.0
 value_residual = "none"
+values_from = "own"
+kv_role = "auto"
 
 [train]
 lr = 1e-05

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
@@ -33,6 +34,7 @@ from hybridtf.core import (
     Segments,
     State,
     check_call,
+    init,
 )
 from hybridtf.core.init import fan_in
 from hybridtf.nn import RMSNormConfig, idle_beside, n_real
@@ -56,6 +58,13 @@ class MoEConfig(ChannelMixerConfig, ExpertOptions, RouterOptions):
     """The shared expert is bounded by ``limit`` as the routed ones are; off: it is not bounded (HY-V4)."""
     d_latent: int = Field(default=0, ge=0)
     """The routed experts work on a projection of this width (Nemotron 3); 0: on the token itself."""
+    router_norm: Component[NormConfig] | None = Field(default=None, examples=[{"type": "rms_norm"}])
+    """A norm of what the router reads (Gemma 4); with ``d_router`` the one within its network (ZAYA), an RMS norm where none is
+    given."""
+    expert_norm: Component[NormConfig] | None = Field(default=None, examples=[{"type": "rms_norm"}])
+    """A norm of what the routed experts read, where the router reads the token as it comes (Gemma 4)."""
+    expert_scale: bool = False
+    """Multiplies the weight of each chosen expert by a learned number of that expert, 1 at the start (Gemma 4)."""
     outer_bias: bool | None = None
     """Bias of the shared expert and of the latent projections. None: as ``bias``."""
     balance_loss: float = Field(default=0.0, ge=0)
@@ -66,14 +75,12 @@ class MoEConfig(ChannelMixerConfig, ExpertOptions, RouterOptions):
     """Weight of the loss ``router_z``, already in it; 0: there is no such loss."""
     d_router: int = Field(default=0, ge=0)
     """Width of the router's own network, of which the logits are a projection (ZAYA); 0: they are one of the token."""
-    router_norm: Component[NormConfig] = Field(default_factory=RMSNormConfig)
-    """Within that network."""
     router_state: Literal["none", "auto", "first", "later"] = "none"
     """``later``: the network adds what the last layer with such a state has, times a learned vector, to what it makes of the
     token, and hands the sum on. ``first``: it begins such a state. ``auto``: first where no earlier layer has one."""
 
     _without_limit = idle_beside({"limit": 0.0}, "limit_shared")
-    _without_network = idle_beside({"d_router": 0}, "router_norm", "router_state")
+    _without_network = idle_beside({"d_router": 0}, "router_state")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -110,6 +117,10 @@ class MoE(ChannelMixer):
         self.table = TokenTable(config.n_scored, config.top_k, ctx.child("table")) if config.choice == "token_id" else None
         self.reads: tuple[str, ...] = () if self.table is None else (TOKENS,)
         self.router_network = self._network(ctx) if config.d_router else None
+        norm = None if config.d_router else config.router_norm
+        self.router_norm = None if norm is None else norm.build(ctx.child("router_norm"))
+        self.expert_norm = None if config.expert_norm is None else config.expert_norm.build(ctx.child("expert_norm"))
+        self.expert_scale = nn.Parameter(torch.empty(config.n_scored, **ctx.factory)) if config.expert_scale else None
         self.selection: SelectionBias | None = None
         if config.selection_bias != "none":
             step = config.bias_step if config.selection_bias == "balanced" else 0.0
@@ -132,7 +143,9 @@ class MoE(ChannelMixer):
         follows = role == "later" or (role == "auto" and ROUTER_STATE in ctx.edges)
         self.reads += (ROUTER_STATE,) * follows
         self.writes = (ROUTER_STATE,) * (role != "none")
-        return RouterNetwork(ctx.child("router_network"), config.d_router, config.router_norm, follows=follows)
+        return RouterNetwork(
+            ctx.child("router_network"), config.d_router, config.router_norm or RMSNormConfig(), follows=follows
+        )
 
     def edge_specs(self) -> dict[str, EdgeSpec]:
         crosses = ROUTER_STATE in self.reads or ROUTER_STATE in self.writes
@@ -142,9 +155,10 @@ class MoE(ChannelMixer):
         self.writes = tuple(edge for edge in self.writes if edge not in edges)
 
     def param_specs(self) -> dict[str, ParamSpec]:
-        if not self.config.d_latent:
-            return {}
-        return {"latent_out.weight": ParamSpec("matrix", fan_in(self.latent_out.weight), residual=True)}
+        specs = {} if self.expert_scale is None else {"expert_scale": ParamSpec("norm", init.constant(1.0))}
+        if self.config.d_latent:
+            specs["latent_out.weight"] = ParamSpec("matrix", fan_in(self.latent_out.weight), residual=True)
+        return specs
 
     def idle_parameters(self) -> int:
         """Parameters that one token does not use: those of the experts that it does not choose."""
@@ -165,6 +179,8 @@ class MoE(ChannelMixer):
         seen, looked_at = self._seen(tokens, None if before is None else before.flatten(0, 1))
         logits = self._logits(seen)
         routing = route(logits, self.config, None if self.selection is None else self.selection.bias, looked_up)
+        if self.expert_scale is not None:
+            routing = routing._replace(weights=routing.weights * self.expert_scale.to(logits.dtype)[routing.experts])
         if segments is not None:
             pads = ~segments.real.flatten()[:, None]
             routing = routing._replace(experts=routing.experts.masked_fill(pads, self.config.n_scored))
@@ -193,15 +209,17 @@ class MoE(ChannelMixer):
     def _seen(self, tokens: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
         """What the logits are a projection of, and what the router's network looked at."""
         if self.router_network is None:
-            return tokens, tokens
+            return tokens if self.router_norm is None else self.router_norm(tokens), tokens
         seen, looked_at = self.router_network(tokens, before, self.experts.linear.dtype)
         return seen, looked_at
 
     def _logits(self, seen: Tensor) -> Tensor:
         """(n e), in float32 at least."""
-        return wide_linear(self.router, seen, self.experts.linear.dtype)
+        logits = wide_linear(self.router, seen, self.experts.linear.dtype)
+        return logits if self.config.logit_scale == 1.0 else logits * self.config.logit_scale
 
     def _routed(self, tokens: Tensor, routing: Routing, n_tokens: int) -> Tensor:
+        tokens = tokens if self.expert_norm is None else self.expert_norm(tokens)
         inner = self.latent_in(tokens) if self.config.d_latent else tokens
         n = self.config.n_experts
         chosen = routing.experts if self.config.n_scored == n else routing.experts.clamp(max=n)

@@ -31,6 +31,8 @@ class RouterOptions(ConfigTable):
     norm_eps: float = Field(default=1e-20, ge=0)
     routed_scale: float = Field(default=1.0, gt=0)
     """Multiplies the weights in the end."""
+    logit_scale: float = Field(default=1.0, gt=0)
+    """Multiplies the router's logits (Gemma 4: d_model ** -0.5)."""
     router_bias: bool = False
     """Of the router's projection; it moves logits, so choice and weights."""
     selection_bias: Literal["none", "fixed", "balanced"] = "none"

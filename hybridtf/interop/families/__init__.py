@@ -10,6 +10,8 @@ from hybridtf.interop.families import (
     delta,
     dory,
     gemma,
+    gemma3n,
+    gemma4,
     glm_hybrids,
     gpt,
     gpt_oss,
@@ -38,9 +40,9 @@ from hybridtf.interop.families import (
 from hybridtf.interop.family import Family
 
 MODULES = (
-    decoders, scans, hybrids, afmoe, bloom, cycles, decoders_more, deepseek_v4, delta, dory, gemma, glm_hybrids, gpt,
-    gpt_oss, griffin, hybrids_mamba2, indexed, inkling, latents, lfm, lightning, llama4, local_global, longcat, minimax_m3,
-    olmo, qwen4, qwen_hybrids, recurrent, windowed_experts, windows, zamba, zaya,
+    decoders, scans, hybrids, afmoe, bloom, cycles, decoders_more, deepseek_v4, delta, dory, gemma, gemma3n, gemma4,
+    glm_hybrids, gpt, gpt_oss, griffin, hybrids_mamba2, indexed, inkling, latents, lfm, lightning, llama4, local_global,
+    longcat, minimax_m3, olmo, qwen4, qwen_hybrids, recurrent, windowed_experts, windows, zamba, zaya,
 )
 """In this order an export looks for a family that has the model."""
 
