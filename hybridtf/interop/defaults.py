@@ -21,6 +21,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 4096, "num_key_value_heads": 128, "q_lora_rank": 1536, "routed_scaling_factor": 2.5,
     },
     "deepseek_v32": {"max_position_embeddings": 163840, "num_key_value_heads": 128},
+    "deepseek_v4": {"max_position_embeddings": 1048576},
+    "dory": {"max_position_embeddings": 8192},
     "exaone4": {"num_key_value_heads": 32, "sliding_window": 4096},
     "falcon_h1": {"max_position_embeddings": 8192, "num_key_value_heads": 8, "projectors_bias": False},
     "flint": {"intermediate_size": 6144, "max_position_embeddings": 262144},
@@ -29,6 +31,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3_text": {
         "max_position_embeddings": 131072, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208,
     },
+    "gemma3n_text": {"max_position_embeddings": 32768},
+    "gemma4_text": {"max_position_embeddings": 131072},
     "glm4": {"head_dim": 128, "max_position_embeddings": 131072, "num_key_value_heads": 2},
     "glm_moe_dsa": {"max_position_embeddings": 202752, "num_key_value_heads": 64},
     "gpt2": {"n_positions": 1024},
@@ -48,12 +52,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"max_position_embeddings": 128000, "num_key_value_heads": 8},
     "lfm3": {"max_position_embeddings": 128000, "num_key_value_heads": 4},
     "llama4_text": {"max_position_embeddings": 131072, "num_key_value_heads": 8},
+    "longcat_flash": {"max_position_embeddings": 131072},
     "mimo_v2_flash": {"intermediate_size": 16384, "max_position_embeddings": 131072},
     "minicpm3": {
         "dim_model_base": 256, "kv_lora_rank": 256, "max_position_embeddings": 32768, "num_key_value_heads": 40,
         "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "scale_depth": 1.4,
     },
     "minimax": {"max_position_embeddings": 131072},
+    "minimax_m3_vl_text": {"max_position_embeddings": 524288, "num_key_value_heads": 4},
     "ministral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
     "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
     "mixtral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "rms_norm_eps": 1e-5},
@@ -69,11 +75,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"max_position_embeddings": 32768},
     "qwen3_moe": {"max_position_embeddings": 32768, "num_key_value_heads": 4, "sliding_window": 4096},
     "qwen3_next": {"max_position_embeddings": 32768},
+    "qwen4_exp_text": {"max_position_embeddings": 32768},
     "smollm3": {"max_position_embeddings": 32768, "num_key_value_heads": 4},
     "stablelm": {"max_position_embeddings": 4096, "num_key_value_heads": 32},
     "starcoder2": {"max_position_embeddings": 4096, "num_key_value_heads": 2},
     "zamba": {"max_position_embeddings": 4096, "num_key_value_heads": 16},
     "zamba2": {"max_position_embeddings": 4096},
+    "zaya": {"max_position_embeddings": 131072},
 }
 """By ``model_type``."""
 

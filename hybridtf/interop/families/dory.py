@@ -54,7 +54,8 @@ def _layers(settings: Settings) -> dict[str, Table]:
         "gate_factor": {"start": d_model**0.25, "stored": stored},
     }
     window = {NEAR: {"window": settings.count("sliding_window", 1024)}, FULL: {}}
-    positions = {NEAR: rope(settings, kind=NEAR), FULL: rope(settings, theta=10000000.0, kind=FULL)}
+    theta = 10000.0 if "rope_parameters" in settings else 10000000.0
+    positions = {NEAR: rope(settings, kind=NEAR), FULL: rope(settings, theta=theta, kind=FULL)}
     inner = {"start": d_model**0.5}
     channel = {
         "type": "glu", "d_ff": settings.count("intermediate_size", 7168), "activation": parts.activation(settings),

@@ -19,7 +19,8 @@ LAYER = ("s", "a", "i")
 def _mixer(settings: Settings) -> Table:
     """Queries are always of a latent, and both latents are scaled."""
     settings.values.setdefault("num_key_value_heads", settings.count("num_attention_heads"))
-    settings.values.setdefault("rope_theta", 10000000.0)
+    if settings.values.get("rope_theta") is None:
+        settings.values["rope_theta"] = 10000000.0
     settings.only("attention_method", "MLA")
     settings.only("mla_scale_q_lora", True)
     settings.only("mla_scale_kv_lora", True)

@@ -34,7 +34,7 @@ def _mixers(settings: Settings, older: Settings, norm: Table) -> tuple[Table, Ta
     width = settings.count("head_dim", 128)
     position = rope(settings, theta=5000000.0, fraction=1.0)
     told = int(width * position.get("fraction", 1.0))
-    settings.only("rotary_dim", told)
+    settings.passed_over("rotary_dim")  # their code turns what the fraction says
 
     def count(name: str, before: str, default: int) -> int:
         return older.count(before, settings.count(name, default))
