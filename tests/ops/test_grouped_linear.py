@@ -184,3 +184,23 @@ def test_shapes_that_do_not_fit(fn):
     ):
         with pytest.raises(ConfigError, match=message):
             fn(*args)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("loads", LOADS.values(), ids=LOADS)
+def test_few_rows_without_gradients(loads, bias):
+    x, weight, ends, b = case(loads, tail=2, bias=bias)
+    with torch.no_grad():
+        for fn in (grouped_linear_grouped, grouped_linear_blocks):
+            torch.testing.assert_close(fn(x, weight, ends, b), naive(x, weight, ends, b), atol=1e-12, rtol=0)
+            torch.testing.assert_close(fn(x.float(), weight, ends, b), naive(x, weight, ends, b).float(), atol=1e-5, rtol=1e-5)
+
+
+def test_few_rows_read_no_other_matrix_and_count_their_operations():
+    x, weight, ends, _ = case([0, 3, 0, 2], bias=False)
+    weight = weight.detach().clone()
+    weight[0], weight[2] = torch.nan, torch.nan
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        y = grouped_linear_blocks(x, weight, ends, None)
+    assert y.isfinite().all()
+    assert counter.get_total_flops() == 2 * 5 * 8 * 4

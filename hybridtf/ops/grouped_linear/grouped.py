@@ -16,7 +16,9 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from hybridtf.core.kernels import KernelRequest
+from hybridtf.ops.attention.mask import no_autocast
 from hybridtf.ops.grouped_linear.blocks import linear_blocks, outer_blocks
+from hybridtf.ops.grouped_linear.rows import is_few, linear_rows
 from hybridtf.ops.grouped_linear.shapes import check, group_ids
 
 ALIGNMENT = 16
@@ -53,9 +55,12 @@ def grouped_linear_blocks(x: Tensor, weight: Tensor, ends: Tensor, bias: Tensor 
 
 def _linear(x: Tensor, weight: Tensor, ends: Tensor, bias: Tensor | None, blocks: bool) -> Tensor:
     check(x, weight, ends, bias)
-    with torch.autocast(x.device.type, enabled=False):
-        op: Any = _Linear.apply if torch.is_grad_enabled() else _linear_op
-        y: Tensor = op(x, weight, ends, blocks)
+    with no_autocast(x.device):
+        if is_few(x, ends):
+            y = linear_rows(x, weight, ends)
+        else:
+            op: Any = _Linear.apply if torch.is_grad_enabled() else _linear_op
+            y = op(x, weight, ends, blocks)
         if bias is None:
             return y
         groups = group_ids(ends, x.shape[0])
