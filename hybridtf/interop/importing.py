@@ -127,7 +127,9 @@ def _dtype(tensors: Tensors, links: WeightMap, asked: torch.dtype | None) -> tup
     other = [dtype for dtype in count if not dtype.is_floating_point]
     narrow = [dtype for dtype in count if dtype.itemsize < 2]
     if other or narrow:
-        name = next(name for name, dtype in held.items() if dtype in (*other, *narrow))
+        wrong = {dtype: name for link in links.links if not links.whole.issuperset(link.ours) for name in link.theirs
+                 for dtype in (held[name],) if dtype in (*other, *narrow)}
+        name = min(wrong.values())
         raise CheckpointError(f"{tensors.path}: {name} is {held[name]}: quantised tensors are not read")
     widest = max(count, key=lambda dtype: (dtype.itemsize, torch.finfo(dtype).max))
     if torch.float16 in count and torch.bfloat16 in count and widest.itemsize == 2:

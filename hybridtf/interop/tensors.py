@@ -35,6 +35,9 @@ class Tensors(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         return self.lazy[name].read()
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.lazy  # a mapping's own way would read the tensor
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.lazy)
 

@@ -72,7 +72,8 @@ class TokenEmbedding(Stem):
             self.writes = (*type(self).writes, *self.layer_inputs.writes)
 
     def edge_specs(self) -> Mapping[str, EdgeSpec]:
-        return {} if self.layer_inputs is None else self.layer_inputs.edge_specs()
+        own = {"embedding": EdgeSpec((self.embedding.embedding_dim,))}
+        return own if self.layer_inputs is None else {**own, **self.layer_inputs.edge_specs()}
 
     def unread(self, edges: frozenset[str]) -> None:
         if self.layer_inputs is not None:

@@ -58,8 +58,12 @@ def stands(kind: str, config: ComponentConfig) -> bool:
             subject.needs_context(module) or not set(subject.reads(module)).issubset(OF_STEMS)
         ):
             return False
+        if kind == "channel_mixers" and any(module.edge_specs()[edge].shape != (D_MODEL,) for edge in module.reads):
+            return False  # it reads what is as wide as its own option says
         if kind == "blocks" and (not module.parts() or not set(module.reads).issubset(OF_STEMS)):
             return False  # it only serves other layers, or is part of a loop
+        if kind == "blocks" and set(module.writes) == {"shortcut"}:
+            return False  # without a later layer where it joins, nothing comes of it
     return kind != "blocks" or _takes_any_mixer(config)
 
 

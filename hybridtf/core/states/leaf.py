@@ -78,8 +78,10 @@ class StateLeaf(ABC):
         """The length of all rows where it is one and may be asked for (a host read: never while compiling)."""
         if torch.compiler.is_compiling() or not self.batch_size:
             return None
-        first, last = torch.aminmax(self.length)
-        return int(first) if int(first) == int(last) else None
+        if self.batch_size == 1:
+            return int(self.length)
+        first, last = torch.stack(torch.aminmax(self.length)).tolist()  # one wait for a device
+        return int(first) if first == last else None
 
     def nbytes(self) -> int:
         """Bytes allocated by the data (lengths not counted)."""

@@ -34,7 +34,10 @@ def _sections(settings: Settings) -> tuple[list[str], int, int]:
         settings.take(name, default, kind=int) // by
         for name, default in (("num_hidden_layers", 36), ("n_input_layers", 8), ("n_output_layers", 8))
     )
-    kinds = settings.take("layer_types", [NEAR if (i + 1) % 4 else FULL for i in range(n)], kind=list)[::by]
+    listed = settings.take("layer_types", None, kind=list)
+    kinds = [NEAR if (i + 1) % 4 else FULL for i in range(n)] if listed is None else listed[::by]
+    if by == 2 and listed is not None and set(listed[1::2]) - {"mlp"}:
+        raise CheckpointError(f"{settings.where}: layer_types is {listed}; known here: attention and mlp in turn")
     inside = n - first - last
     if len(kinds) != n or set(kinds) - {NEAR, FULL} or settings.take("n_recurrent_layers", by * inside) != by * inside:
         raise CheckpointError(f"{settings.where}: layer_types is {kinds} for {first} + {inside} + {last} layers")

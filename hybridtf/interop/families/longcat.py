@@ -34,6 +34,7 @@ def _mixer(settings: Settings) -> Table:
 def _longcat(settings: Settings) -> Table:
     settings.only("hidden_act", "silu")
     settings.only("router_bias", False)
+    settings.only("norm_topk_prob", False)
     settings.only("zero_expert_type", "identity")
     n = settings.count("num_layers", 28)
     settings.only("num_hidden_layers", 2 * n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,6 +62,20 @@ class OwnTexts(Texts):
         return self.tokenizer.decode(ids)
 
 
+def _told_ends(folder: Path) -> set[int]:
+    """Ids that end a text as the files beside a tokenizer say, where transformers stops too: the turn's end of chat models."""
+    for name in ("generation_config.json", "config.json"):
+        try:
+            told = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, AttributeError) as error:
+            raise DataError(f"{folder / name}: not readable as a table of JSON ({error})") from None
+        if told is not None:
+            return {int(i) for i in (told if isinstance(told, list) else [told])}
+    return set()
+
+
 class TransformersTexts(Texts):
     """A tokenizer of transformers, called as lm-eval's own ``hf`` calls it."""
 
@@ -79,7 +94,7 @@ class TransformersTexts(Texts):
             raise DataError(f"tokenizer {folder}: has no bos_token and no eos_token, and a text has to begin with something")
         self.add_bos, self.name = add_bos, str(folder)
         self.prefix_id = eos if bos is None else bos
-        self.end_ids = () if eos is None else (eos,)
+        self.end_ids = tuple(sorted({*(() if eos is None else (eos,)), *_told_ends(folder)}))
         self.vocab_size = max(self.tokenizer.get_vocab().values()) + 1
 
     def encode(self, text: str, special: bool | None = None) -> list[int]:

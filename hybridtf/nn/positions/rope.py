@@ -83,12 +83,15 @@ class Rope(QueryKeyPosition):
 
     def _known_frequencies(self, positions: Tensor, length: Tensor | int | None) -> Tensor:
         """Those of the last call where nothing that they follow from has changed since."""
-        if isinstance(length, Tensor) or type(positions) is not Tensor or torch.compiler.is_compiling():
+        if isinstance(length, Tensor) or type(positions) is not Tensor or positions.is_meta or torch.compiler.is_compiling():
             return self.frequencies(positions.device, length)
         key = (positions.device, length, self.width, self.theta, self.scaling, self.max_seq_len)
-        if self._kept is None or self._kept[0] != key:
-            self._kept = key, self.frequencies(positions.device, length)
-        return self._kept[1]
+        kept = self._kept
+        if kept is None or kept[0] != key:
+            kept = key, self.frequencies(positions.device, length)
+            if not (positions.is_cuda and torch.cuda.is_current_stream_capturing()):  # it is not filled before the replay
+                self._kept = kept
+        return kept[1]
 
     def table(
         self, positions: Tensor, dtype: torch.dtype, *, max_len: int | None = None, lengths: Tensor | None = None
