@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hybridtf.blocks import AltUpConfig
+from hybridtf.blocks import AltUpConfig, AltUpSideConfig
 from hybridtf.blocks.attention_residual import GroupsConfig
 from hybridtf.blocks.options import WiringConfig
 from hybridtf.blocks.streams import StreamsConfig
@@ -17,7 +17,7 @@ MAMBA = {"mixer": {"type": "mamba2", "d_state": 4, "head_dim": 4}, "channel_mixe
 OPTIONS = {"residual_scale": 0.7, "norm": {"type": "rms_norm", "unit_offset": True}}
 WIRINGS = sorted(
     name for name, cls in active()["blocks"].configs().items()
-    if issubclass(cls, WiringConfig) and not issubclass(cls, StreamsConfig | GroupsConfig | AltUpConfig)
+    if issubclass(cls, WiringConfig) and not issubclass(cls, StreamsConfig | GroupsConfig | AltUpConfig | AltUpSideConfig)
 )
 IDS = torch.randint(0, 13, (2, 11), generator=torch.Generator().manual_seed(0))
 

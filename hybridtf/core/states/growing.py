@@ -135,7 +135,7 @@ class Growing(StateLeaf):
         if where is not None:
             steps = torch.arange(t, device=length.device) + self.length[:, None]
             new = {**new, "position": steps if segments is None else segments.positions(self.length)}
-        begin = self.shared_length() if chosen is None else None
+        begin = self._shared_start() if chosen is None else None
         capacity = self._capacity_for(stop, t, begin)
         in_place = self.static and not torch.is_grad_enabled() and not any(v.requires_grad for v in self.data.values())
         if in_place and begin is not None:
@@ -149,6 +149,11 @@ class Growing(StateLeaf):
         out = Growing(data, length, static=self.static, count=None if where is None else stop, max_len=self.max_len)
         self._die(*data.values())
         return out
+
+    def _shared_start(self) -> int | None:
+        """The slot that all rows go on from, where it is one and may be asked for."""
+        known = self.untouched and self.batch_size and not torch.compiler.is_compiling()
+        return 0 if known else self.shared_length()
 
     def _check_names(self, new: Mapping[str, Tensor], where: Tensor | None) -> None:
         if (where is not None) != self.sparse:
