@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field
@@ -57,7 +57,7 @@ class Rotation(NamedTuple):
 class Rope(QueryKeyPosition):
     """Rotates pair i of the first ``width`` channels by position * frequency_i, theta^(-2i/width) where nothing scales.
 
-    Angles are formed in float64 at each call, from frequencies that are no buffer: casting or moving a model cannot spoil them.
+    Angles are formed in float64 at each call and nothing is stored, so casting or moving a model cannot spoil them.
     """
 
     def __init__(
@@ -67,7 +67,6 @@ class Rope(QueryKeyPosition):
         self.width, self.theta, self.interleaved = width, theta, interleaved
         self.scaling, self.max_seq_len = scaling, max_seq_len
         self.factor = 1.0 if scaling is None else scaling.magnitude(max_seq_len)
-        self._kept: tuple[tuple[Any, ...], Tensor] | None = None
         follows = "nothing" if scaling is None else scaling.follows
         self.uses_max_len, self.uses_lengths = follows == "declared", follows == "running"
         if self.uses_lengths:
@@ -81,18 +80,6 @@ class Rope(QueryKeyPosition):
             return powers(half, self.theta, device)
         return self.scaling.frequencies(exponents(half, device), self.theta, self.max_seq_len if length is None else length)
 
-    def _known_frequencies(self, positions: Tensor, length: Tensor | int | None) -> Tensor:
-        """Those of the last call where nothing that they follow from has changed since."""
-        if isinstance(length, Tensor) or type(positions) is not Tensor or positions.is_meta or torch.compiler.is_compiling():
-            return self.frequencies(positions.device, length)
-        key = (positions.device, length, self.width, self.theta, self.scaling, self.max_seq_len)
-        kept = self._kept
-        if kept is None or kept[0] != key:
-            kept = key, self.frequencies(positions.device, length)
-            if not (positions.is_cuda and torch.cuda.is_current_stream_capturing()):  # it is not filled before the replay
-                self._kept = kept
-        return kept[1]
-
     def table(
         self, positions: Tensor, dtype: torch.dtype, *, max_len: int | None = None, lengths: Tensor | None = None
     ) -> Rotation:
@@ -100,7 +87,7 @@ class Rope(QueryKeyPosition):
         if self.uses_lengths:
             whole = positions.amax(1, keepdim=True) + 1 if positions.shape[1] else positions
             length = whole if lengths is None else lengths
-        angle = angles(positions, self._known_frequencies(positions, length))[..., None, :]
+        angle = angles(positions, self.frequencies(positions.device, length))[..., None, :]
         dtype = accumulation_dtype(dtype)
         cos, sin = angle.cos(), angle.sin()
         if self.factor != 1.0:
