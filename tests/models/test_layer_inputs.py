@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hybridtf.core import ConfigError
+from hybridtf.core import BuildContext, ConfigError
 from hybridtf.models import LanguageModelConfig
+from hybridtf.models.layer_inputs import LayerInputs
+from hybridtf.models.stems import TokenEmbeddingConfig
 
 D, L = 8, 4
 
@@ -45,6 +47,18 @@ def test_a_model_can_be_cut_and_learns_every_part():
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-12)
     made.loss(ids, ids).total.backward()
     assert all(p.grad.abs().max() > 0 for p in made.parameters())
+
+
+def test_its_table_is_made_once(monkeypatch):
+    """By the model for the layers that read, by a stem that stands alone for all."""
+    made, make = [], LayerInputs.make
+    monkeypatch.setattr(LayerInputs, "make", lambda self, writes: (made.append(writes), make(self, writes)))
+    table = model("a m a").stem.layer_inputs.embedding
+    assert made == [("layer_input_0", "layer_input_2")]
+    assert table.weight.shape == (11, 2 * L)
+    stem = TokenEmbeddingConfig(layer_inputs={"d_layer": L}).build(BuildContext(d_model=D, n_layers=3), 11)
+    assert len(made) == 2
+    assert stem.layer_inputs.embedding.weight.shape == (11, 3 * L)
 
 
 def test_what_cannot_be():
