@@ -18,6 +18,7 @@ def model(pattern, **stem):
         "m": {"mixer": {"type": "gru"}},
         "a": {"mixer": {"type": "attention", "n_heads": 2}, "channel_mixer": {"type": "edge_gate", "d_edge": L}},
         "e": {"type": "output_norm", "channel_mixer": {"type": "edge_gate", "d_edge": L}, "stream_scale": "learned"},
+        "s": {"channel_mixer": {"type": "edge_gate", "d_edge": L}, "shared": True},
         "w": {"channel_mixer": {"type": "edge_gate", "d_edge": L + 1}},
     }
     stem = {"type": "token_embedding", "layer_inputs": {"d_layer": L, **stem}}
@@ -61,8 +62,14 @@ def test_its_table_is_made_once(monkeypatch):
     assert stem.layer_inputs.embedding.weight.shape == (11, 3 * L)
 
 
+def test_a_shared_block_of_one_visit_reads_its_own():
+    assert model("m s").stem.layer_inputs.writes == ("layer_input_1",)
+
+
 def test_what_cannot_be():
     with pytest.raises(ConfigError, match="layer_inputs are given, and no layer reads one"):
         model("m")
+    with pytest.raises(ConfigError, match=r"blocks.s.channel_mixer: edge = 'layer_input' .* and 2 visit this shared block"):
+        model("s m s")
     with pytest.raises(ConfigError, match=r"reads the edge 'layer_input_1' as \(b t 5\), .* has it as \(b t 4\)"):
         model("a w")
