@@ -142,6 +142,21 @@ def test_the_last_layer_hands_nothing_on_and_what_pads_hold_reaches_nothing():
     torch.testing.assert_close(got[mask][None], want, rtol=0, atol=1e-12)
 
 
+def test_a_shared_block_follows_a_state_and_does_not_begin_one():
+    moe = {"channel_mixer": {"type": "moe", **ZAYA, "router_state": "auto"}}
+    blocks = {"a": moe, "s": {**moe, "shared": True}}
+
+    def parts(pattern):
+        used = {name: block for name, block in blocks.items() if name in pattern}
+        config = LanguageModelConfig(vocab_size=11, d_model=D, pattern=pattern, blocks=used)
+        return [block.channel_mixer for block in config.build(BuildContext(d_model=D)).stack.blocks()]
+
+    assert [part.reads for part in parts("a s s")] == [(), (STATE,), (STATE,)]
+    assert [part.reads for part in parts("s a")] == [(), (STATE,)]
+    with pytest.raises(ConfigError, match=r"blocks.s.channel_mixer.*: router_state = 'auto' begins .* of the 2 visits"):
+        parts("s s")
+
+
 def test_what_does_not_fit_is_refused():
     with pytest.raises(RecipeError, match="n_null choices cannot stand beside n_always"):
         MoEConfig(**{**ZAYA, "n_always": 1})

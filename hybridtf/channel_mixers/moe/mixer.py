@@ -141,6 +141,11 @@ class MoE(ChannelMixer):
     def _network(self, ctx: BuildContext) -> RouterNetwork:
         config, role = self.config, self.config.router_state
         follows = role == "later" or (role == "auto" and ROUTER_STATE in ctx.edges)
+        if role == "auto" and not follows and ctx.n_visits > 1:
+            raise ctx.error(
+                f"router_state = 'auto' begins a state at the first of the {ctx.n_visits} visits of this shared block, and the "
+                "others, with the same weights, would not take it up: say 'first', or let a layer before it begin the state"
+            )
         self.reads += (ROUTER_STATE,) * follows
         self.writes = (ROUTER_STATE,) * (role != "none")
         return RouterNetwork(
