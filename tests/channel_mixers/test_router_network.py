@@ -99,7 +99,7 @@ def test_choices_that_are_no_expert_count_as_choices():
     real = torch.rand(2, T) < 0.7
     mixer.train()
     y = mixer(x, segments=Segments.from_mask(real))[0]
-    scores = mixer.router(x).softmax(-1)
+    scores = mixer.router(mixer.router_norm(x)).softmax(-1)
     chosen = (scores + mixer.selection.bias).topk(2, -1).indices
     load = torch.bincount(chosen[real].flatten(), minlength=6)
     assert mixer.selection.load.tolist() == load.tolist()
@@ -160,8 +160,8 @@ def test_a_shared_block_follows_a_state_and_does_not_begin_one():
 def test_what_does_not_fit_is_refused():
     with pytest.raises(RecipeError, match="n_null choices cannot stand beside n_always"):
         MoEConfig(**{**ZAYA, "n_always": 1})
-    with pytest.raises(RecipeError, match=r"router_norm = .*1e-05.* does nothing beside d_router = 0"):
-        MoEConfig(**{**ZAYA, "d_router": 0})
+    with pytest.raises(RecipeError, match=r"router_state = .*auto.* does nothing beside d_router = 0"):
+        MoEConfig(**{**ZAYA, "d_router": 0, "router_state": "auto"})
     with pytest.raises(ConfigError, match="router_state = 'later' needs edges="):
         build((STATE,), router_state="later")(torch.randn(1, 2, D, dtype=F64))
     blocks = {"a": {"channel_mixer": {"type": "moe", **ZAYA, "router_state": "later"}}}
