@@ -56,7 +56,9 @@ class EngramConfig(BlockConfig):
     start_token: int = Field(default=0, ge=0)
     """Stands before a document's start; behind each of its kind n-grams begin anew."""
     place: int = Field(default=0, ge=0)
-    """Which of the model's layers of this type it is: each has multipliers and primes of its own."""
+    """Which of the model's layers of this type it is: each has multipliers and primes of its own. Nothing checks that they
+    differ: layers of one place, as those of one block that a pattern names twice, hash alike, and the same n-grams collide
+    in the tables of both."""
     seed: int = Field(default=1234, ge=0)
     """Of the multipliers."""
     table_multiple: int = Field(default=1, gt=0, examples=[8])
@@ -98,6 +100,8 @@ class Engram(Block):
         width, d = config.d_embed or ctx.d_model, ctx.d_model
         if width % n:
             raise ctx.error(f"d_model = {width} is not divisible by (ngram_size - 1) * n_hashes = {n}; give d_embed")
+        if ctx.vocab_size not in (None, config.vocab_size):
+            raise ctx.error(f"vocab_size = {config.vocab_size}, and the model has {ctx.vocab_size} tokens: give the model's")
         self.ngrams = HashedNgrams(
             ctx.child("ngrams"), width=width, ngram_size=config.ngram_size, n_hashes=config.n_hashes, seed=config.seed,
             table_size=config.table_size, vocab_size=config.vocab_size, start_token=config.start_token, place=config.place,

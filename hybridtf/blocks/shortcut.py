@@ -62,6 +62,9 @@ class Shortcut(PreNorm):
         super().__init__(config, ctx)
         self.edge, self.d_model, self.writes = config.edge, ctx.d_model, (config.edge,)
         self.shortcut: ChannelMixer = config.shortcut.build(ctx.child("shortcut"))
+        written = (*self.writes, *(edge for part in self.parts().values() for edge in part.writes))
+        if len(set(written)) < len(written):
+            raise ctx.error(f"two of its parts, or one and its own edge, write one edge: {written}")
 
     def parts(self) -> dict[str, Any]:
         return {**self.branches(), "shortcut": self.shortcut}

@@ -55,6 +55,11 @@ class EdgeGate(ChannelMixer):
 
     def __init__(self, config: EdgeGateConfig, ctx: BuildContext) -> None:
         super().__init__()
+        if config.edge == LAYER_INPUT and ctx.n_visits > 1:
+            raise ctx.error(
+                f"edge = {LAYER_INPUT!r} is what the stem gives to one layer, and {ctx.n_visits} visit this shared block, "
+                "which would all read the first one's: take shared = true out, or name one edge for all"
+            )
         self.config, self.act = config, activation(config.activation)
         self.edge = f"{LAYER_INPUT}_{ctx.layer_idx}" if config.edge == LAYER_INPUT else config.edge
         self.reads = (self.edge,)

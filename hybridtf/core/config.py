@@ -51,6 +51,8 @@ class BuildContext:
     seed: int = 0
     edges: frozenset[str] = frozenset()
     """Edges that earlier layers of the stack write: a part that either makes something or is handed it can tell which."""
+    n_visits: int = 1
+    """Layers that visit the block of this component; with more than one (a shared block) it is built for the first of them."""
     where: str = ""
     """Path of the component in its recipe, for messages."""
     defer_init: bool = False

@@ -63,7 +63,10 @@ class Stack(nn.Module):
         for i, name in enumerate(layers):
             key = f"shared_{name}" if blocks[name].shared else str(i)
             if key not in self.layers:
-                where = ctx.child(f"blocks.{name}", layer_idx=i, n_layers=len(layers), edges=frozenset(written))
+                n_visits = layers.count(name) if blocks[name].shared else 1
+                where = ctx.child(
+                    f"blocks.{name}", layer_idx=i, n_layers=len(layers), edges=frozenset(written), n_visits=n_visits
+                )
                 block: Block = blocks[name].build(where)
                 self.layers[key] = block
                 written.update(block.writes, *(part.writes for part in block.parts().values()))

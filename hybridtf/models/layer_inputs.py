@@ -37,17 +37,18 @@ class LayerInputs(nn.Module):
         self.ctx, self.width, self.vocab_size = ctx, config.d_layer, config.vocab_size or vocab_size
         self.all_tokens = self.vocab_size >= vocab_size
         self.norm = config.norm.build(ctx.child("norm", d_model=self.width))
-        self.writes: tuple[str, ...] = ()
-        self.make(tuple(f"{LAYER_INPUT}_{i}" for i in range(ctx.n_layers)))
+        self.writes = tuple(f"{LAYER_INPUT}_{i}" for i in range(ctx.n_layers))
+        if not ctx.defer_init:  # the stem stands alone: no model will say which layers read
+            self.make(self.writes)
 
     def make(self, writes: tuple[str, ...]) -> None:
-        """Its parameters, for these edges. Raises :class:`ConfigError` for none."""
+        """Its parameters, for these edges; a model calls this once, when it knows who reads. Raises :class:`ConfigError` for
+        none."""
         if not writes:
             raise self.ctx.error("layer_inputs are given, and no layer reads one: a channel mixer 'edge_gate' does")
-        if writes != self.writes:
-            inner = len(writes) * self.width
-            self.embedding = nn.Embedding(self.vocab_size, inner, **self.ctx.factory)
-            self.proj = nn.Linear(self.ctx.d_model, inner, bias=False, **self.ctx.factory)
+        inner = len(writes) * self.width
+        self.embedding = nn.Embedding(self.vocab_size, inner, **self.ctx.factory)
+        self.proj = nn.Linear(self.ctx.d_model, inner, bias=False, **self.ctx.factory)
         self.writes = writes
 
     def edge_specs(self) -> dict[str, EdgeSpec]:

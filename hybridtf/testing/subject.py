@@ -105,9 +105,8 @@ class Subject:
 
     def context(self, **changes: Any) -> BuildContext:
         """What the component is told of its model."""
-        base: dict[str, Any] = {
-            "max_seq_len": MAX_LEN, "vocab_size": VOCAB, "param_dtype": F64, "seed": self.seed, "where": self.name,
-        }
+        base: dict[str, Any] = {"max_seq_len": MAX_LEN, "param_dtype": F64, "seed": self.seed, "where": self.name}
+        base["vocab_size"] = getattr(self.config, "vocab_size", None) or VOCAB
         base["causal"] = not self.looks_ahead
         return BuildContext(d_model=self.d_model, **{**base, **changes})
 

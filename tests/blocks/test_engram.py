@@ -141,5 +141,11 @@ def test_what_does_not_fit_is_refused():
         config(d_embed=6)
     with pytest.raises(RecipeError, match="start_token = 50 is no token of a vocabulary of 50"):
         config(start_token=50)
+    for vocab_size in (VOCAB - 1, VOCAB + 1):
+        model = LanguageModelConfig(
+            vocab_size=vocab_size, d_model=D, pattern="n", blocks={"n": config(n_streams=1).to_dict()}
+        )
+        with pytest.raises(ConfigError, match=rf"blocks.n: vocab_size = 50, and the model has {vocab_size} tokens"):
+            model.build()
     with pytest.raises(ConfigError, match=r"d_model = 6 is not divisible by .* = 4; give d_embed"):
         EngramConfig(vocab_size=9, n_hashes=2).build(BuildContext(d_model=6))

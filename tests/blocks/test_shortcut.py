@@ -58,6 +58,15 @@ def test_what_does_not_fit(changes, message):
         build(s=block)
 
 
+def test_two_that_write_one_edge_are_refused():
+    router = {**EXPERTS, "d_router": 4, "router_state": "auto"}
+    assert build(s={**BLOCKS["s"], "shortcut": router})(IDS).logits.shape == (2, 9, 13)
+    with pytest.raises(ConfigError, match=r"blocks.s: two of its parts.*'router_state', 'router_state'"):
+        build(s={**BLOCKS["s"], "channel_mixer": router, "shortcut": router})
+    with pytest.raises(ConfigError, match=r"blocks.s: two of its parts.*'router_state', 'router_state'"):
+        build(s={**BLOCKS["s"], "shortcut": router, "edge": "router_state"})
+
+
 def test_a_result_that_joins_nowhere_before_is_refused():
     with pytest.raises(ConfigError, match="'shortcut', which no earlier component writes"):
         build("i s a")

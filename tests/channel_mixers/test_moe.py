@@ -324,6 +324,7 @@ def test_the_root_of_softplus_has_a_gradient_where_it_is_nothing():
     ({"n_always": 2, "balance_loss": 0.1}, "with n_always some are not"),
     ({"n_always": 2, "n_identity": 2}, "both of the last experts"), ({"n_identity": 3, "top_k": 10}, "than the 9 experts"),
     ({"choice": "token_id", "selection_bias": "fixed"}, "choice = 'token_id' looks it up"),
+    ({"choice": "token_id", "balance_loss": 0.1}, "balance_loss is .* looks them up"),
     ({"outer_bias": True}, "give d_ff_shared or d_latent"),
     ({"gated": False, "limit": 2.0}, "are of gated experts"), ({"scores": "softmaxx"}, "Did you mean 'softmax'"),
 ])

@@ -99,7 +99,7 @@ def test_choices_that_are_no_expert_count_as_choices():
     real = torch.rand(2, T) < 0.7
     mixer.train()
     y = mixer(x, segments=Segments.from_mask(real))[0]
-    scores = mixer.router(x).softmax(-1)
+    scores = mixer.router(mixer.router_norm(x)).softmax(-1)
     chosen = (scores + mixer.selection.bias).topk(2, -1).indices
     load = torch.bincount(chosen[real].flatten(), minlength=6)
     assert mixer.selection.load.tolist() == load.tolist()
@@ -142,10 +142,25 @@ def test_the_last_layer_hands_nothing_on_and_what_pads_hold_reaches_nothing():
     torch.testing.assert_close(got[mask][None], want, rtol=0, atol=1e-12)
 
 
+def test_a_shared_block_follows_a_state_and_does_not_begin_one():
+    moe = {"channel_mixer": {"type": "moe", **ZAYA, "router_state": "auto"}}
+    blocks = {"a": moe, "s": {**moe, "shared": True}}
+
+    def parts(pattern):
+        used = {name: block for name, block in blocks.items() if name in pattern}
+        config = LanguageModelConfig(vocab_size=11, d_model=D, pattern=pattern, blocks=used)
+        return [block.channel_mixer for block in config.build(BuildContext(d_model=D)).stack.blocks()]
+
+    assert [part.reads for part in parts("a s s")] == [(), (STATE,), (STATE,)]
+    assert [part.reads for part in parts("s a")] == [(), (STATE,)]
+    with pytest.raises(ConfigError, match=r"blocks.s.channel_mixer.*: router_state = 'auto' begins .* of the 2 visits"):
+        parts("s s")
+
+
 def test_what_does_not_fit_is_refused():
     with pytest.raises(RecipeError, match="n_null choices cannot stand beside n_always"):
         MoEConfig(**{**ZAYA, "n_always": 1})
-    with pytest.raises(RecipeError, match=r"router_state = .* does nothing beside d_router = 0"):
+    with pytest.raises(RecipeError, match=r"router_state = .*auto.* does nothing beside d_router = 0"):
         MoEConfig(**{**ZAYA, "d_router": 0, "router_state": "auto"})
     with pytest.raises(ConfigError, match="router_state = 'later' needs edges="):
         build((STATE,), router_state="later")(torch.randn(1, 2, D, dtype=F64))

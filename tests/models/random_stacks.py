@@ -294,6 +294,8 @@ class Drawn:
         table = self._varied("blocks", cls.tiny(), 0.4).to_dict()
         if "n_streams" in table:
             table["n_streams"] = N_STREAMS
+        if "vocab_size" in table:
+            table["vocab_size"] = VOCAB
         if "norm" in cls.model_fields:
             table["norm"] = self._norm(slot + self.seed)
         parts: dict[str, Any] = {}

@@ -88,6 +88,8 @@ class MoEConfig(ChannelMixerConfig, ExpertOptions, RouterOptions):
             raise ValueError("shared_gate needs a shared expert: give d_ff_shared")
         if self.n_always and self.balance_loss:
             raise ValueError("balance_loss is for experts that are chosen; with n_always some are not")
+        if self.choice == "token_id" and self.balance_loss:
+            raise ValueError("balance_loss is for experts that are chosen by score; choice = 'token_id' looks them up")
         if not self.gated and (self.limit or self.up_shift or self.gate_softcap or self.up_softcap or self.gate_scale != 1.0):
             raise ValueError("gate_scale, limit, up_shift and softcaps are of gated experts; these are plain (gated = false)")
         if self.outer_bias is not None and not (self.d_ff_shared or self.d_latent):
@@ -141,6 +143,11 @@ class MoE(ChannelMixer):
     def _network(self, ctx: BuildContext) -> RouterNetwork:
         config, role = self.config, self.config.router_state
         follows = role == "later" or (role == "auto" and ROUTER_STATE in ctx.edges)
+        if role == "auto" and not follows and ctx.n_visits > 1:
+            raise ctx.error(
+                f"router_state = 'auto' begins a state at the first of the {ctx.n_visits} visits of this shared block, and the "
+                "others, with the same weights, would not take it up: say 'first', or let a layer before it begin the state"
+            )
         self.reads += (ROUTER_STATE,) * follows
         self.writes = (ROUTER_STATE,) * (role != "none")
         return RouterNetwork(
