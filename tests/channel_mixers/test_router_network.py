@@ -94,7 +94,7 @@ def test_the_kit_holds_them(more):
 
 def test_choices_that_are_no_expert_count_as_choices():
     """Weights are divided by the sum of all chosen; the load is that of experts and of none, without pads."""
-    mixer = build(n_null=2, top_k=2, normalize=True, d_router=0, router_norm=None, selection_bias="balanced")
+    mixer = build(n_null=2, top_k=2, normalize=True, d_router=0, router_norm={"type": "rms_norm"}, selection_bias="balanced")
     x = torch.randn(2, T, D, dtype=F64)
     real = torch.rand(2, T) < 0.7
     mixer.train()
