@@ -39,7 +39,7 @@ from tests.interop import oracles, tiny_oracles
 WIDTHS = re.compile(
     r"hidden_size|intermediate_size|ffn_hidden_size|ffn_dim|n_embd|d_model|embed_dim|embedding_dim|word_embed_proj_dim|n_inner|d_ff|"
     r"\w*head_?dim|head_dim_\w+|\w*d_head|\w*lora_rank|\w*intermediate_size\w*|\w*_latent_size|attention_hidden_size|lru_width|"
-    r"mamba_d_ssm|time_step_rank|mamba_dt_rank|rotary_dim|dim_model_base"
+    r"mamba_d_ssm|kv_channels|time_step_rank|mamba_dt_rank|rotary_dim|dim_model_base"
 )
 """Settings that are widths; numbers of heads, layers, experts and states stay as they are."""
 LONGER = re.compile(r"(max_position_embeddings|n_positions|max_seq_len|context_length)")

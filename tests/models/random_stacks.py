@@ -81,7 +81,7 @@ def variants(config: ComponentConfig) -> list[ComponentConfig]:
     found, options = [], option_variants(config)
     with contextlib.suppress(ContractError):  # a preset may leave an option no second value
         for option, other in options:
-            if not option.startswith(("position", "shared", "adapters")):
+            if not option.startswith(("position", "shared", "adapters", "layer_inputs")):
                 found.append(other)
     return found
 
