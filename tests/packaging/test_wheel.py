@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = {"report", "text", "hf", "eval", "track", "sweep", "new", "test", "dev"}
+EXTRAS = {"report", "text", "hf", "eval", "gguf", "track", "sweep", "new", "test", "dev"}
 CORE = {"torch", "numpy", "filelock", "pluggy", "jaxtyping", "safetensors", "pydantic", "typer", "rich"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
