@@ -107,7 +107,6 @@ STUDY = Study(
     recipes=(*ALIKE, *HYBRID),
     finding=finding,
     tasks=TASKS,
-    seeds=1,
     options=replace(QUALITY, eval_tokens=50_000, multiples=(1,), max_documents=2),
     smoke_options={"eval_tokens": 300},
 )

@@ -87,6 +87,5 @@ STUDY = Study(
     recipes=(*CANDIDATES, *OTHERS),
     finding=finding,
     tasks=TASKS,
-    seeds=1,
     smoke={"*": ("train.stop_at=2.0",)},
 )
