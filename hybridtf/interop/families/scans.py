@@ -72,12 +72,12 @@ def _link(links: WeightMap, config: LanguageModelConfig) -> None:
 
 def _ends(config: LanguageModelConfig) -> Table:
     found = parts.ends_settings(config)
-    block: Any = config.blocks[config.layers()[0]]
+    block = parts.first_block(config)
     return {**found, "layer_norm_epsilon": block.norm.eps, "hidden_act": "silu"}
 
 
 def _mamba_settings(config: LanguageModelConfig) -> Table:
-    block: Any = config.blocks[config.layers()[0]]
+    block = parts.first_block(config)
     mixer = block.mixer
     return {
         **_ends(config), "state_size": mixer.d_state, "conv_kernel": mixer.d_conv, "intermediate_size": mixer.d_inner,
@@ -87,12 +87,12 @@ def _mamba_settings(config: LanguageModelConfig) -> Table:
 
 
 def _falcon_settings(config: LanguageModelConfig) -> Table:
-    block: Any = config.blocks[config.layers()[0]]
+    block = parts.first_block(config)
     return {**_mamba_settings(config), "mixer_rms_eps": block.mixer.eps}
 
 
 def _mamba2_settings(config: LanguageModelConfig) -> Table:
-    block: Any = config.blocks[config.layers()[0]]
+    block = parts.first_block(config)
     mixer = block.mixer
     found = {
         **_ends(config), "state_size": mixer.d_state, "head_dim": mixer.head_dim, "num_heads": mixer.n_heads,
