@@ -150,7 +150,8 @@ class Attention(HeadsMixer):
 
     def __init__(self, config: AttentionConfig, ctx: BuildContext) -> None:
         self.window, self.softcap, self.scale, self.dropout = config.window, config.softcap, config.scale, config.dropout
-        self.edges = () if config.kv_group is None else (f"{config.kv_group}_keys", f"{config.kv_group}_values")
+        group = config.kv_group
+        self.edges: tuple[str, ...] = () if group is None else (f"{group}_keys", f"{group}_values")
         gives = config.kv_role == "gives" or (config.kv_role == "auto" and not ctx.edges.issuperset(self.edges))
         self.has_own = gives or not self.edges
         super().__init__(

@@ -171,9 +171,8 @@ def _link_mpt(links: WeightMap, config: LanguageModelConfig) -> None:
         "mixer_norm": "norm_1", "channel_norm": "norm_2", "mixer.out_proj": "attn.out_proj",
         "channel_mixer.up_proj": "ffn.up_proj", "channel_mixer.down_proj": "ffn.down_proj",
     }
-    link_layers(links, config, "transformer.blocks", names)
-    for i in range(len(config.layers())):
-        links.fused([f"stack.layers.{i}.mixer.{role}_proj" for role in "qkv"], f"transformer.blocks.{i}.attn.Wqkv")
+    for _, ours, theirs in parts.each_layer(links, config, names, prefix="transformer.blocks"):
+        links.fused([f"{ours}.mixer.{role}_proj" for role in "qkv"], f"{theirs}.attn.Wqkv")
 
 
 def _mpt_settings(config: LanguageModelConfig) -> Table:

@@ -47,12 +47,12 @@ def _stablelm(settings: Settings) -> Table:
 
 def _link_stablelm(links: WeightMap, config: LanguageModelConfig) -> None:
     link(links, config, attention={"q_norm": None, "k_norm": None})
-    mixer = parts.first_block(config).mixer
-    width = mixer.head_dim or config.d_model // mixer.n_heads
-    for i in range(len(config.layers())):
+    for block, ours, theirs in parts.each_layer(links, config, {}):
+        mixer = block.mixer
+        width = mixer.head_dim or config.d_model // mixer.n_heads
         for role, n in (("q", mixer.n_heads), ("k", mixer.n_kv_heads)):
-            theirs = [f"model.layers.{i}.self_attn.{role}_layernorm.norms.{head}" for head in range(n)]
-            links.joined(f"stack.layers.{i}.mixer.{role}_norm", theirs, [width] * n)
+            heads_of = [f"{theirs}.self_attn.{role}_layernorm.norms.{head}" for head in range(n)]
+            links.joined(f"{ours}.mixer.{role}_norm", heads_of, [width] * n)
 
 
 def _stablelm_settings(config: LanguageModelConfig) -> Table:
@@ -115,13 +115,11 @@ def _cohere(settings: Settings) -> Table:
 
 def _link_cohere(links: WeightMap, config: LanguageModelConfig) -> None:
     link(links, config, attention={"q_norm": None, "k_norm": None})
-    mixer = parts.first_block(config).mixer
-    for i in range(len(config.layers())):
-        for role, n in (("q", mixer.n_heads), ("k", mixer.n_kv_heads)):
-            ours = f"stack.layers.{i}.mixer.{role}_norm.weight"
-            if links.has(ours):
-                theirs = f"model.layers.{i}.self_attn.{role}_norm.weight"
-                links.turned(ours, theirs, Tensor.flatten, lambda x, n=n: x.unflatten(0, (n, -1)))  # type: ignore[misc]
+    for block, ours, theirs in parts.each_layer(links, config, {}):
+        for role, n in (("q", block.mixer.n_heads), ("k", block.mixer.n_kv_heads)):
+            norm, there = f"{ours}.mixer.{role}_norm.weight", f"{theirs}.self_attn.{role}_norm.weight"
+            if links.has(norm):
+                links.turned(norm, there, Tensor.flatten, lambda x, n=n: x.unflatten(0, (n, -1)))  # type: ignore[misc]
 
 
 def _cohere_settings(config: LanguageModelConfig) -> Table:
@@ -276,14 +274,13 @@ def _link_diffllama(links: WeightMap, config: LanguageModelConfig) -> None:
     link(links, config, attention={"v_proj": None})
     mixer = parts.first_block(config).mixer
     n = mixer.n_kv_heads
-    for i in range(len(config.layers())):
-        ours, theirs = f"stack.layers.{i}.mixer", f"model.layers.{i}.self_attn"
+    for _, ours, theirs in parts.each_layer(links, config, {}):
         links.turned(
-            f"{ours}.v_proj.weight", f"{theirs}.v_proj.weight",
+            f"{ours}.mixer.v_proj.weight", f"{theirs}.self_attn.v_proj.weight",
             lambda x: x.unflatten(0, (2, n, -1)).transpose(0, 1).flatten(0, 2),
             lambda x: x.unflatten(0, (n, 2, -1)).transpose(0, 1).flatten(0, 2),
         )
-        links.named(ours, theirs, ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"))
+        links.named(f"{ours}.mixer", f"{theirs}.self_attn", ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"))
 
 
 def _diffllama_settings(config: LanguageModelConfig) -> Table:

@@ -59,9 +59,7 @@ def _olmo_position(settings: Settings) -> Table:
 
 def _link_olmo(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config)
-    for i, name in enumerate(config.layers()):
-        block: Any = config.blocks[name]
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
+    for block, ours, theirs in parts.each_layer(links, config, {}):
         parts.link_gated(links, f"{ours}.channel_mixer", f"{theirs}.mlp")
         if block.mixer.type == "attention":
             # The norm after the mixer bears the name that a memory's layer has for the norm before its channel mixer.

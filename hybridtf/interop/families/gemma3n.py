@@ -102,8 +102,7 @@ LAYER = {
 def _link(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config)
     link_layer_inputs(links)
-    n_streams: int = parts.first_block(config).n_streams  # type: ignore[attr-defined]
-    for i in range(n_streams - 1):
+    for i in range(parts.first_block(config).n_streams - 1):
         links.same(f"stack.spread.projs.{i}", f"model.altup_projections.{i}")
         links.same(f"stack.merge.streams.projs.{i}", f"model.altup_unembed_projections.{i}")
     layer = -1

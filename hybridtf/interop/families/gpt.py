@@ -96,10 +96,8 @@ def _gpt2(settings: Settings) -> Table:
 def _link_gpt2(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config, prefix="transformer", embedding="wte", norm="ln_f")
     links.same("stem.position.table", "transformer.wpe.weight")
-    norms = {"mixer_norm": "ln_1", "channel_norm": "ln_2"}
-    link_layers(links, config, "transformer.h", norms, buffers=("attn.bias", "attn.masked_bias"))
-    for i in range(len(config.layers())):
-        ours, theirs = f"stack.layers.{i}", f"transformer.h.{i}"
+    for _, ours, theirs in parts.each_layer(links, config, ("ln_1", "ln_2"), prefix="transformer.h"):
+        links.passed_over(f"{theirs}.attn.bias", f"{theirs}.attn.masked_bias")
         roles, qkv = [f"{ours}.mixer.{role}_proj" for role in "qkv"], f"{theirs}.attn.c_attn"
         links.link([f"{role}.weight" for role in roles], [f"{qkv}.weight"], _columns_as_rows, _rows_as_columns)
         links.fused([f"{role}.bias" for role in roles], f"{qkv}.bias")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hybridtf.interop.families import parts
 from hybridtf.interop.family import Family, Table
 from hybridtf.interop.settings import Settings
@@ -63,11 +61,8 @@ def _mamba2(settings: Settings) -> Table:
 
 def _link(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config, prefix="backbone", embedding="embeddings", norm="norm_f")
-    for i, name in enumerate(config.layers()):
-        ours, theirs = f"stack.layers.{i}", f"backbone.layers.{i}"
-        mixer: Any = config.blocks[name]
-        links.same(f"{ours}.mixer_norm", f"{theirs}.norm")
-        (parts.link_mamba2 if mixer.mixer.type == "mamba2" else parts.link_mamba)(links, f"{ours}.mixer", f"{theirs}.mixer")
+    for block, ours, theirs in parts.each_layer(links, config, {"mixer_norm": "norm"}, prefix="backbone.layers"):
+        (parts.link_mamba2 if block.mixer.type == "mamba2" else parts.link_mamba)(links, f"{ours}.mixer", f"{theirs}.mixer")
 
 
 def _ends(config: LanguageModelConfig) -> Table:

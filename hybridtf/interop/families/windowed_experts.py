@@ -152,10 +152,7 @@ def _flint(settings: Settings) -> Table:
 
 def _link(links: WeightMap, config: LanguageModelConfig, names: Mapping[str, str]) -> None:
     """``names``: theirs of what Llama has not, by ours."""
-    decoders.link(links, config)
-    for i in range(len(config.layers())):
-        for ours, theirs in names.items():
-            links.same(f"stack.layers.{i}.{ours}", f"model.layers.{i}.{theirs}")
+    decoders.link(links, config, norms={**parts.PRENORM, **names})
 
 
 _LAGUNA = {
