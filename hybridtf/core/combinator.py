@@ -75,6 +75,10 @@ class Combinator(SequenceMixer):
             part.unread(edges.intersection(part.writes))
         self.writes = tuple(edge for part in parts for edge in part.writes)
 
+    def stands(self, given: Mapping[str, EdgeSpec]) -> None:
+        for part in self.parts().values():
+            part.stands(given)
+
     def parts(self) -> dict[str, SequenceMixer]:
         """The mixers inside, by name."""
         return {name: self.get_submodule(name) for name in self.names}  # type: ignore[misc]

@@ -33,7 +33,8 @@ Scores: TypeAlias = Literal["next", "read"]
 """What a head's scores at a token are of: the token that follows, or the token itself."""
 
 Edges: TypeAlias = Mapping[str, Tensor]
-"""What crosses layers, by name: written by one component, read by later ones. Each is (b t ...), aligned with x."""
+"""What crosses layers, by name: written by one component, read by later ones. Each is (b t ...), aligned with x, but
+for those that say how far back they :attr:`~EdgeSpec.reach`."""
 
 Losses: TypeAlias = Mapping[str, tuple[Tensor, Tensor]]
 """Auxiliary losses by name, each as (sum, count) over real tokens, so that they reduce rightly over batches and ranks."""
@@ -49,6 +50,9 @@ class EdgeSpec:
     draw: Callable[[Generator, int, int], Tensor] | None = field(default=None, compare=False)
     """``draw(generator, b, t)``: an example, where normal numbers are none. Needed with a dtype; column t of it belongs to
     token t."""
+    reach: float | None = field(default=None, compare=False)
+    """None: the call's tokens. Else the edge is (b s *shape), what its writer looks at: all that its state holds, and of the
+    call what it does not; the tokens of a window of that size, or of infinity."""
 
     def __str__(self) -> str:
         return f"(b t{''.join(f' {size}' for size in self.shape)}){'' if self.dtype is None else f' {self.dtype}'}"
@@ -131,6 +135,10 @@ class SequenceMixer(_Part):
     needs_context: bool = False
     """Cross-attention: the first call on a state needs ``context=``; later calls find it in the state. May be set by an
     instance."""
+
+    def stands(self, given: Mapping[str, EdgeSpec]) -> None:
+        """Told when all layers of a stack stand, once a visit: how the edges look that earlier layers write. From then on what
+        it reads or writes may :attr:`~EdgeSpec.reach` beyond the call."""
 
     @abstractmethod
     def init_state(self, batch_size: int, max_len: int | None = None) -> State:

@@ -54,6 +54,11 @@ class WeightMap:
         for name, rest in self._below(ours):
             self.link([name], [theirs + rest], _as_it_is, _as_it_is)
 
+    def named(self, ours: str, theirs: str, names: Mapping[str, str] | Sequence[str]) -> None:
+        """Modules below ``ours`` that stand below ``theirs``: theirs of ours, or the names of those that are called alike."""
+        for one, other in names.items() if isinstance(names, Mapping) else zip(names, names, strict=True):
+            self.same(f"{ours}.{one}", f"{theirs}.{other}")
+
     def turned(self, ours: str, theirs: str, read: Callable[[Tensor], Tensor], write: Callable[[Tensor], Tensor]) -> None:
         """One tensor in another layout; ``write`` undoes ``read``."""
         self.link([ours], [theirs], lambda x: [read(x[0])], lambda x: [write(x[0])])

@@ -4,16 +4,19 @@
 
 Axes: b batch, t time, s keys, d d_model, h heads, g kv heads, k head_dim.
 
-Layers may share keys and values (``kv_group``: Gemma 3n and 4, after https://arxiv.org/abs/2405.12981): one of them gives what
-it holds of each token as edges, and the others, which have queries alone, hold the same. Each holds a copy, so that it can be
-cut, packed, reordered and cropped by itself: weights and products are saved, the bytes of the state are not.
+Layers may share keys and values (``kv_group``: Gemma 3n and 4, after https://arxiv.org/abs/2405.12981): one of them holds them,
+and hands on what it looks at in each call; the others, which have queries alone, look at the same. Their state is of the
+giver's kind and holds lengths alone, and is cut, packed, reordered and cropped as the giver's. A reader that stands in no stack
+is given the call's keys and values, and holds a copy.
 
 No outside reference was run of ``value_residual``: it is held to the same attention over values mixed by hand.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +36,7 @@ from hybridtf.core import (
     Preset,
     Ring,
     Segments,
+    State,
     init,
 )
 from hybridtf.nn import FactorConfig, HeadsConfig, HeadsMixer, Held, NormOver, Projected, accumulation_dtype, idle_beside
@@ -113,7 +117,8 @@ class AttentionConfig(HeadsConfig):
     values_from: Literal["own", "keys"] = "own"
     """``keys``: values are the projected keys, before their norm and positions, and there is no ``v_proj`` (Gemma 4)."""
     kv_group: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]*$", examples=["far"])
-    """Layers of this name share keys and values, positions told: one gives them, later ones have no projections for them."""
+    """Layers of this name share keys and values, positions told: one gives and holds them, later ones have no projections for
+    them and hold nothing. A layer that reads sees no further than the window of the one that gives."""
     kv_role: Literal["auto", "gives", "reads"] = "auto"
     """Within ``kv_group``. ``auto``: the first layer of the stack with this name gives, and the others read; else by name, and
     what is read is of the last that gave."""
@@ -145,7 +150,8 @@ class Attention(HeadsMixer):
 
     def __init__(self, config: AttentionConfig, ctx: BuildContext) -> None:
         self.window, self.softcap, self.scale, self.dropout = config.window, config.softcap, config.scale, config.dropout
-        self.edges = () if config.kv_group is None else (f"{config.kv_group}_keys", f"{config.kv_group}_values")
+        group = config.kv_group
+        self.edges: tuple[str, ...] = () if group is None else (f"{group}_keys", f"{group}_values")
         gives = config.kv_role == "gives" or (config.kv_role == "auto" and not ctx.edges.issuperset(self.edges))
         self.has_own = gives or not self.edges
         super().__init__(
@@ -154,7 +160,8 @@ class Attention(HeadsMixer):
             qk_norm_after=config.qk_norm_after, qkv_clip=config.qkv_clip, features={"sinks"} if config.sinks else set(),
             v_dim=config.v_dim,
         )
-        self.config = config
+        self.config, self.where = config, ctx.where
+        self.in_stack, self.of_window = False, config.window
         self.v_norm = None
         if not self.has_own:
             self.k_norm = None
@@ -184,14 +191,52 @@ class Attention(HeadsMixer):
         return {**specs, "sinks": ParamSpec("state", init.normal(0.02))} if self.sinks is not None else specs
 
     def edge_specs(self) -> dict[str, EdgeSpec]:
-        k, v = (EdgeSpec(shape) for shape in self.held_shapes().values())
+        reach = (self.window or math.inf) if self.edges and self.in_stack else None
+        k, v = (EdgeSpec(shape, reach=reach) for shape in self.held_shapes().values())
         if self.edges:
             return dict(zip(self.edges, (k, v), strict=True))
         return {VALUES: v} if self.reads or self.writes else {}
 
+    def stands(self, given: Mapping[str, EdgeSpec]) -> None:
+        """Raises :class:`ConfigError` for a reader that sees further than the layer holds that gives."""
+        if self.has_own:
+            self.in_stack = True
+            return
+        spec = given.get(self.edges[0])
+        if spec is None or spec.reach is None:
+            return
+        window = None if math.isinf(spec.reach) else int(spec.reach)
+        if self.causal and window is not None and (self.window is None or self.window > window):
+            sees = "all tokens" if self.window is None else f"{self.window} tokens"
+            raise ConfigError(
+                f"{self.where}: kv_group {self.config.kv_group!r}: a layer that reads sees {sees}, and the one before it that "
+                f"gives holds {window}; it must hold as many"
+            )
+        if self.in_stack and window != self.of_window:
+            group = self.config.kv_group
+            raise ConfigError(f"{self.where}: kv_group {group!r}: a shared block reads from layers of two windows")
+        self.in_stack, self.of_window = True, window
+
+    def init_state(self, batch_size: int, max_len: int | None = None) -> State:
+        if self.has_own or not (self.in_stack and self.causal):
+            return super().init_state(batch_size, max_len)
+        where: dict[str, Any] = {"dtype": self.attention.compute_dtype, "device": self.attention.device, "max_len": max_len}
+        nothing = {"k": (0, self.head_dim), "v": (0, self.v_dim)}
+        if self.of_window is None:
+            return Growing.empty(batch_size, nothing, **where)
+        return Ring.empty(batch_size, nothing, window=self.of_window, **where)
+
+    def shared(self, edges: Edges) -> Held | None:
+        reads = self.in_stack and not self.has_own
+        return {name: edges[edge] for name, edge in zip(("k", "v"), self.edges, strict=True)} if reads else None
+
+    def hands_on(self, seen: Held) -> Edges:
+        gives = self.in_stack and self.has_own
+        return {edge: seen[name] for name, edge in zip(("k", "v"), self.edges, strict=True)} if gives and self.edges else {}
+
     def exchange(self, held: Held, edges: Edges, segments: Segments | None) -> tuple[Held, Edges]:
         if self.edges:
-            return self._shared(held, edges, segments)
+            return (held, {}) if self.in_stack else self._copied(held, edges, segments)
         if self.value_mix is None:
             return held, {VALUES: held["v"]} if self.writes else {}
         first, v = edges[VALUES], held["v"]
@@ -205,8 +250,8 @@ class Attention(HeadsMixer):
         m = self.value_mix.to(v.dtype)
         return {**held, "v": m[0] * first.to(v.dtype) + m[1] * v}, {}
 
-    def _shared(self, held: Held, edges: Edges, segments: Segments | None) -> tuple[Held, Edges]:
-        """Keys (b t g k) and values (b t g v), given or read."""
+    def _copied(self, held: Held, edges: Edges, segments: Segments | None) -> tuple[Held, Edges]:
+        """Keys (b t g k) and values (b t g v) of the call's tokens, given or read."""
         if self.has_own:
             return held, dict(zip(self.edges, (held["k"], held["v"]), strict=True))
         read = {name: edges[edge] for name, edge in zip(("k", "v"), self.edges, strict=True)}

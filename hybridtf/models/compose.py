@@ -22,6 +22,7 @@ from hybridtf.core import (
     EdgeSpec,
     Losses,
     Segments,
+    SequenceMixer,
     State,
     check_call,
     known_names,
@@ -86,10 +87,20 @@ class Stack(nn.Module):
         """Edges that some component reads."""
         for part in parts:
             part.unread(frozenset(part.writes) - self.read)
+        self._stand()
         self.takes = {field for block in self.blocks() for part in block.parts().values() for field in part.takes}
         """Fields of segments that some component obeys."""
         self.checkpointed: frozenset[int] = frozenset()
         """Layers whose activations are recomputed in the backward pass."""
+
+    def _stand(self) -> None:
+        """Tells each mixer how that looks which it reads, layer by layer."""
+        given: dict[str, EdgeSpec] = {}
+        for block in self.blocks():
+            for part in block.parts().values():
+                if isinstance(part, SequenceMixer):
+                    part.stands(given)
+                given.update({edge: spec for edge, spec in part.edge_specs().items() if edge in part.writes})
 
     def blocks(self) -> list[Block]:
         """The block of each layer, in order; a shared one comes once a visit."""

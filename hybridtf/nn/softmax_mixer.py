@@ -138,19 +138,35 @@ class HeldAttention(SequenceMixer):
 
         ``added``: further fields of the mask, by name, that speak of the queries (``q_decay``, ``rel_q``, their own ``sinks``).
         """
+        return self.attend_over(q, new, positions, segments, leaf, keep, added)[:2]
+
+    def attend_over(
+        self, q: Tensor, new: Held, positions: Tensor, segments: Segments | None, leaf: Growing | Ring | None, keep: int,
+        added: Held = MappingProxyType({}), shared: Held | None = None,
+    ) -> tuple[Tensor, Growing | Ring | None, Held]:
+        """The same, and what was looked at: (b s ...), slots of the state, and the call's tokens where they are not in them.
+
+        ``shared``: what another mixer looked at in this call, to be looked at here. It has been through the same calls with
+        a state of the same kind, so that ``leaf``, which then need hold nothing, says what lies where.
+        """
         if leaf is None or leaf.untouched:  # the call's own tokens are all there is
-            y = self._look(q, new, *_own(segments), segments, added)
-            return y, None if leaf is None else _stored(leaf, new, segments, keep)
+            seen = _fitting(shared, q.shape[1]) or new
+            y = self._look(q, seen, *_own(segments), segments, added)
+            return y, None if leaf is None else _stored(leaf, new, segments, keep), seen
         one = q.shape[1] == 1 and (segments is None or segments.prefix_len is None)
         if one or (segments is None and isinstance(leaf, Growing)):
-            return self._attend_last(q, positions, segments, _stored(leaf, new, segments, keep), added)
+            after = _stored(leaf, new, segments, keep)
+            seen = _fitting(shared, after.capacity) or after.data
+            return self._attend_last(q, positions, segments, after, seen, added), after, seen
         held, valid = leaf.positions(), leaf.valid()
         own = torch.ones_like(positions) if segments is None else segments.ids
         old = torch.where(valid, own.new_ones(1) if segments is None else segments.carried[:, None], -torch.ones_like(held))
         ids, pos = (own, torch.cat([old, own], dim=1)), (positions, torch.cat([held, positions], dim=1))
-        both = {name: torch.cat([leaf[name].to(z.dtype), z], dim=1) for name, z in new.items()}
+        both = _fitting(shared, pos[1].shape[1]) or {
+            name: torch.cat([leaf[name].to(z.dtype), z], dim=1) for name, z in new.items()
+        }
         y = self._look(q, both, ids, pos, segments, added)
-        return y, _stored(leaf, new, segments, keep)
+        return y, _stored(leaf, new, segments, keep), both
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
         """The op on one call."""
@@ -167,22 +183,22 @@ class HeldAttention(SequenceMixer):
         return self.run(q, k, v, mask)
 
     def _attend_last(
-        self, q: Tensor, positions: Tensor, segments: Segments | None, seen: Growing | Ring, added: Held
-    ) -> tuple[Tensor, Growing | Ring]:
-        """The last tokens of each row, which the state holds already: nothing is copied."""
-        plain = segments is None and (isinstance(seen, Growing) or self._order_free(q, seen, added))
-        length = seen.shared_length() if plain else None
-        if length is not None and isinstance(seen, Growing):
-            return self._look(q, {name: z[:, :length] for name, z in seen.data.items()}, None, None, None, added), seen
-        if length is not None and isinstance(seen, Ring) and length >= seen.window:
-            return self._look(q, seen.data, None, None, None, added), seen  # all slots are in sight
+        self, q: Tensor, positions: Tensor, segments: Segments | None, after: Growing | Ring, seen: Held, added: Held
+    ) -> Tensor:
+        """The last tokens of each row, which the state holds already: nothing is copied. ``seen`` lies in its slots."""
+        plain = segments is None and (isinstance(after, Growing) or self._order_free(q, after, added))
+        length = after.shared_length() if plain else None
+        if length is not None and isinstance(after, Growing):
+            return self._look(q, {name: z[:, :length] for name, z in seen.items()}, None, None, None, added)
+        if length is not None and isinstance(after, Ring) and length >= after.window:
+            return self._look(q, seen, None, None, None, added)  # all slots are in sight
         real = torch.ones_like(positions) if segments is None else segments.real.to(torch.int64)
-        ids = (real, seen.valid().to(torch.int64))
-        return self._look(q, seen.data, ids, (positions, seen.positions()), None, added), seen
+        ids = (real, after.valid().to(torch.int64))
+        return self._look(q, seen, ids, (positions, after.positions()), None, added)
 
     def _order_free(self, q: Tensor, ring: Ring, added: Held) -> bool:
         """A full ring's slots may be read in any order."""
-        if "rel_q" in added or isinstance(self.position, BiasPosition) or ring.capacity != ring.window:
+        if "rel_q" in added or isinstance(self.position, BiasPosition) or not ring.capacity == ring.window == self.window:
             return False
         return not (isinstance(self.position, QueryKeyPosition) and self.position.span(q.dtype) is not None)
 
@@ -230,6 +246,14 @@ class SoftmaxMixer(HeldAttention):
         """What is to be held, after the edges that the mixer reads; and the edges that it writes."""
         return held, {}
 
+    def shared(self, edges: Edges) -> Held | None:
+        """What another layer looked at in this call, for a mixer that looks at the same."""
+        return None
+
+    def hands_on(self, seen: Held) -> Edges:
+        """Edges of what was looked at (b s ...)."""
+        return {}
+
     def forward(
         self, x: Tensor, *, segments: Segments | None = None, state: State | None = None, context: Context | None = None,
         keep: int = 0, edges: Edges | None = None,
@@ -238,13 +262,21 @@ class SoftmaxMixer(HeldAttention):
         x, positions = self.enter(x, segments, state, leaf)
         q, new, gate, _ = self.project(x, positions, segments, leaf)
         new, written = self.exchange(new, edges or {}, segments)
-        y, after = self.attend(q, new, positions, segments, leaf, keep)
+        y, after, seen = self.attend_over(q, new, positions, segments, leaf, keep, shared=self.shared(edges or {}))
         out = (self.leave(y, gate), state if leaf is None else after)
-        return (*out, Extras(edges=written)) if self.extra_results() else out
+        return (*out, Extras(edges={**written, **self.hands_on(seen)})) if self.extra_results() else out
 
 
 def _stored(leaf: Growing | Ring, new: Held, segments: Segments | None, keep: int) -> Growing | Ring:
     return leaf.append(new, segments) if isinstance(leaf, Growing) else leaf.push(new, segments, keep=keep)
+
+
+def _fitting(shared: Held | None, slots: int) -> Held | None:
+    """What another layer looked at, if it went through the same calls."""
+    if shared is None or all(z.shape[1] == slots for z in shared.values()):
+        return shared
+    has = next(iter(shared.values())).shape[1]
+    raise StateError(f"layers that share what is held make their calls together: {slots} slots are wanted, and {has} given")
 
 
 def _own(segments: Segments | None) -> tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None]:

@@ -58,7 +58,7 @@ def test_other_words_for_the_same(name, changes):
     ("zamba", {"layers_block_type": ["hybrid"] * 5}, "5 entries for 6 layers"),
     ("zamba2", {"use_long_context": True}, "use_long_context is True"),
     ("recurrent_gemma", {"block_types": ["recurrent", "mlp"]}, "block_types is"),
-    ("lfm2", {"layer_types": ["conv"] * 5 + ["linear"]}, "layer_types has unknown linear"),
+    ("lfm2", {"layer_types": ["conv"] * 5 + ["linear"]}, "layer_types has linear; known here: full_attention, conv"),
     ("lfm2", {"conv_dim": 33}, "conv_dim is 33; known here: 32"),
     ("lfm3", {"rope_parameters": {"full_attention": {"rope_type": "exotic"}}}, "rope_type 'exotic' is not known"),
 ])

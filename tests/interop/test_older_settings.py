@@ -110,7 +110,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
     ("gpt_oss", {"swiglu_alpha": 1.5}, "swiglu_alpha is 1.5"),
     ("cohere2", {"use_qk_norm": True}, "use_qk_norm is True"),
-    ("olmo3", {"layer_types": ["chunked_attention"] * 6}, "unknown ['chunked_attention']"),
+    ("olmo3", {"layer_types": ["chunked_attention"] * 6}, "layer_types has chunked_attention; known here"),
     ("llama4_text", {"no_rope_layers": [1]}, "no_rope_layers has 1 entries for 6 layers"),
     ("afmoe", {"score_func": "softmax"}, "score_func is 'softmax'"),
 ]

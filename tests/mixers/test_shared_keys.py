@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 
-from hybridtf.core import BuildContext, ConfigError
+from hybridtf.core import BuildContext, ConfigError, Segments, StateError, crop, reorder, restore, snapshot, state_bytes
+from hybridtf.cost import state_size
 from hybridtf.mixers import AttentionConfig
-from hybridtf.models import LanguageModelConfig
+from hybridtf.mixers.attention import Attention
+from hybridtf.models import BeamConfig, LanguageModelConfig, beam_search
 from hybridtf.testing import Subject, check_mixer, run_law
+from tests.models.tiny_models import assert_can_be_cut, in_pieces
 
 D = 12
 OPTIONS = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 4, "qk_norm": {"type": "rms_norm"}}
@@ -40,23 +45,112 @@ def test_values_are_normed_or_keys_as_they_are_projected():
     torch.testing.assert_close(v, k * (k.square().mean(-1, keepdim=True) + 1e-6).rsqrt())
 
 
+SHARED = {"type": "attention", "n_heads": 2, "n_kv_heads": 1, "kv_group": "far"}
+GIVES, READS = {**SHARED, "kv_role": "gives"}, {**SHARED, "kv_role": "reads"}
+BLOCKS = {
+    "a": {"mixer": SHARED}, "w": {"mixer": {**SHARED, "window": 3}}, "g": {"mixer": {**GIVES, "window": 5}},
+    "v": {"mixer": {**READS, "window": 5}}, "s": {"mixer": {**READS, "window": 4}, "shared": True},
+    "b": {"mixer": {"type": "parallel", "branches": [READS, {"type": "attention", "n_heads": 2}]}},
+}
+PATTERNS = ("a w a b s s", "g v w g v s")
+"""A reader of all, with windows, beside another mixer and shared; and readers of two layers that hold a window."""
+
+
 def model(pattern, **more):
-    shared = {"type": "attention", "n_heads": 2, "n_kv_heads": 1, "kv_group": "far"}
-    blocks = {"a": {"mixer": shared}, "w": {"mixer": {**shared, "window": 3}}, "r": {"mixer": {**shared, **more}}}
-    used = {name: block for name, block in blocks.items() if name in pattern}
-    return LanguageModelConfig(vocab_size=17, d_model=8, pattern=pattern, blocks=used).build().double().eval()
+    blocks = {**BLOCKS, "r": {"mixer": {**SHARED, **more}}}
+    used = {name: block for name, block in blocks.items() if name in pattern.split()}
+    ctx = BuildContext(d_model=8, param_dtype=torch.float64)
+    return LanguageModelConfig(vocab_size=17, d_model=8, pattern=pattern, blocks=used).build(ctx).eval()
 
 
-def test_the_first_layer_of_a_name_gives_and_a_model_can_be_cut():
+def tokens(b, t):
+    return torch.randint(0, 17, (b, t), generator=torch.Generator().manual_seed(t))
+
+
+def as_copies(made):
+    """The same model, whose readers hold what they read."""
+    found = deepcopy(made)
+    for mixer in found.modules():
+        if isinstance(mixer, Attention):
+            mixer.in_stack = False
+    return found
+
+
+def test_the_first_layer_of_a_name_gives():
     made = model("a w a")
     assert [hasattr(layer.mixer, "k_proj") for layer in made.stack.layers.values()] == [True, False, False]
-    ids = torch.randint(0, 17, (2, 9))
-    whole, state, parts = made(ids).logits, made.init_state(2), []
-    for start in range(0, 9, 4):
-        out = made(ids[:, start : start + 4], state=state)
-        parts.append(out.logits)
-        state = out.state
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("sizes", [[4, 4, 5], [1] * 13, [7, 1, 0, 5]], ids=str)
+def test_a_model_can_be_cut(pattern, sizes):
+    made, ids = model(pattern), tokens(2, 13)
+    assert_can_be_cut(made, ids, sizes)
+    with torch.no_grad():  # written in place
+        got, _ = in_pieces(made, ids, sizes, made.init_state(2, max_len=13))
+    torch.testing.assert_close(got, made(ids).logits, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_gradients_reach_what_was_given_in_earlier_calls(pattern):
+    made, ids, found = model(pattern), tokens(2, 9), []
+    for sizes in ([9], [3, 4, 1, 1]):
+        made.zero_grad()
+        got, _ = in_pieces(made, ids, sizes, made.init_state(2))
+        got.square().sum().backward()
+        found.append([p.grad.clone() for p in made.parameters()])
+    torch.testing.assert_close(*found, rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_documents_rows_and_going_back(pattern):
+    made, first, second, more = model(pattern), tokens(1, 6), tokens(1, 9), tokens(3, 4)
+    alone = made(second).logits
+    packed = made(
+        torch.cat([first, second[:, :4]], 1), segments=Segments.from_lengths([[6, 4]]), state=made.init_state(1), keep=1
+    )
+    torch.testing.assert_close(packed.logits, torch.cat([made(first).logits, alone[:, :4]], 1), rtol=0, atol=1e-12)
+    rest = made(second[:, 3:], state=crop(packed.state, 1), keep=3)
+    torch.testing.assert_close(rest.logits, alone[:, 3:], rtol=0, atol=1e-12)
+    real = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 0], [1, 0, 1, 1]], dtype=torch.bool)
+    branches = reorder(rest.state, torch.tensor([0, 0, 0]))
+    kept, want = snapshot(branches), made(more, state=restore(snapshot(branches)), segments=Segments.from_mask(real)).logits
+    for row in range(3):
+        whole = made(torch.cat([second, more[row : row + 1, real[row]]], 1)).logits[0, 9:]
+        torch.testing.assert_close(want[row, real[row]], whole, rtol=0, atol=1e-12)
+    again = made(more, state=restore(kept), segments=Segments.from_mask(real)).logits
+    assert torch.equal(again, want)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_state_is_that_of_the_layers_that_give(pattern):
+    made, n = model(pattern), 7
+    copies = as_copies(made)
+    state = made(tokens(2, n), state=made.init_state(2)).state
+    copied = copies(tokens(2, n), state=copies.init_state(2)).state
+    a_token, rings = 2 * 4 * 8, pattern.count("g")  # keys and values of one head, in float64
+    own = n * (pattern.startswith("a") + 2 * pattern.count("b")) + 5 * rings
+    assert state_bytes(state) == 2 * own * a_token
+    assert state_size(made, n, batch_size=2)["allocated"] == state_bytes(state) < state_bytes(copied)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_beams_are_those_of_copies(pattern):
+    made, config = model(pattern), BeamConfig(n_beams=3, max_new_tokens=6)
+    found, want = (
+        [beam for beams in beam_search(one, [[1, 2, 3], [4]], config) for beam in beams] for one in (made, as_copies(made))
+    )
+    assert [beam.tokens for beam in found] == [beam.tokens for beam in want]
+    assert [beam.score for beam in found] == pytest.approx([beam.score for beam in want], abs=1e-12)
+
+
+def test_what_was_not_looked_at_in_the_same_calls_is_refused():
+    reader = model("a r", kv_role="reads").stack.layers["1"].mixer
+    x, (k, v) = torch.randn(1, 3, 8).double(), torch.randn(2, 1, 2, 1, 4).double()
+    with pytest.raises(StateError, match="3 slots are wanted, and 2 given"):
+        reader(x, state=reader.init_state(1), edges={"far_keys": k, "far_values": v})
 
 
 @pytest.mark.parametrize("law", ["cut", "segment", "gradients", "crop"])
@@ -74,6 +168,12 @@ def test_what_cannot_be():
         model("r a", kv_role="reads")
     with pytest.raises(ConfigError, match=r"reads the edge 'far_keys' as \(b t 2 4\), .* has it as \(b t 1 4\)"):
         model("a r", n_kv_heads=2, kv_role="reads")
+    with pytest.raises(ConfigError, match=r"r.mixer: kv_group 'far': .* sees all tokens, and the one .* holds 5"):
+        model("g r", kv_role="reads")
+    with pytest.raises(ConfigError, match=r"r.mixer: kv_group 'far': .* sees 6 tokens, and the one .* holds 5"):
+        model("g r", kv_role="reads", window=6)
+    with pytest.raises(ConfigError, match=r"s.mixer: kv_group 'far': a shared block reads from layers of two windows"):
+        model("g s r s", kv_role="gives")
     for options, why in (
         ({"kv_role": "reads"}, "does nothing beside no kv_group"),
         ({"kv_group": "far", "value_residual": "first"}, "give one"),

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hybridtf.core import BuildContext, Segments, State, crop, reorder, state_lengths
+from hybridtf.core import BuildContext, Segments, crop, reorder, state_lengths
 from hybridtf.models import GenerationConfig, LanguageModel, generate, load_weights, save_weights
 from hybridtf.recipe import Recipe, parse_recipe, to_toml
 from hybridtf.tasks import Batch
@@ -24,6 +24,7 @@ from hybridtf.train import TrainConfig, build_optimizer
 from hybridtf.train.optimizer import set_lr
 from hybridtf.train.step import accumulate, after_step
 from tests.models.random_stacks import D_MODEL, VOCAB, Drawn
+from tests.models.tiny_models import in_pieces
 
 TOL = 1e-9
 LENGTH = 23
@@ -58,18 +59,6 @@ def cut(rng: random.Random, t: int) -> list[int]:
         sizes.append(min(rng.choice((1, 2, 3, 5, 8)), prompt - at))
         at += sizes[-1]
     return sizes + [1] * (t - prompt)
-
-
-def in_pieces(
-    model: LanguageModel, ids: Tensor, sizes: list[int], state: State, segments: Segments | None = None, keep: int = 0
-) -> tuple[Tensor, State]:
-    at, parts = 0, []
-    for size in sizes:
-        part = None if segments is None else segments.narrow(at, at + size)
-        out = model(ids[:, at : at + size], segments=part, state=state, keep=keep)
-        state, at = out.state, at + size
-        parts.append(out.logits)
-    return torch.cat(parts, 1), state
 
 
 # -- training ------------------------------------------------------------------------------------------------------------

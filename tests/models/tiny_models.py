@@ -1,10 +1,13 @@
-"""Tiny language models of each kind of state, in float64 and sharp enough that tokens differ."""
+"""Tiny language models of each kind of state, in float64 and sharp enough that tokens differ; and any model in pieces."""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
 
-from hybridtf.core import BuildContext
+import torch
+from torch import Tensor
+
+from hybridtf.core import BuildContext, Segments, State
 from hybridtf.models import LanguageModel, LanguageModelConfig
 
 BLOCKS = {
@@ -35,3 +38,22 @@ def next_log_probs(model: LanguageModel, tokens: list[int]) -> torch.Tensor:
     out = model.eval()(torch.tensor([tokens]))
     assert out.logits is not None
     return out.logits[0, -1].log_softmax(-1)
+
+
+def in_pieces(
+    model: LanguageModel, ids: Tensor, sizes: Sequence[int], state: State, segments: Segments | None = None, keep: int = 0
+) -> tuple[Tensor, State]:
+    """Scores of (b t) in calls of these lengths, the state carried; and the state after them."""
+    at, parts = 0, []
+    for size in sizes:
+        part = None if segments is None else segments.narrow(at, at + size)
+        out = model(ids[:, at : at + size], segments=part, state=state, keep=keep)
+        state, at = out.state, at + size
+        parts.append(out.logits)
+    return torch.cat(parts, 1), state
+
+
+def assert_can_be_cut(model: LanguageModel, ids: Tensor, sizes: Sequence[int], *, atol: float = 1e-12) -> None:
+    """Pieces of these lengths give what one call gives."""
+    got, _ = in_pieces(model, ids, sizes, model.init_state(len(ids)))
+    torch.testing.assert_close(got, model(ids).logits, rtol=0, atol=atol)

@@ -27,10 +27,9 @@ def _afmoe(settings: Settings) -> Table:
         settings.only(name, said)
     settings.passed_over("load_balance_coeff", "use_grouped_mm")
     every, norm = settings.count("global_attn_every_n_layers", 4), parts.norm(settings, default=1e-5)
-    local = parts.layer_kinds(settings, lambda i: (i + 1) % every == 0)
+    local = parts.near_layers(settings, lambda i: (i + 1) % every == 0)
     attention = {**heads(settings, width=128), "qk_norm": norm, "output_gate": True}
-    if settings.flag("attention_bias", False):
-        attention |= {"qkv_bias": True, "out_bias": True}
+    attention |= parts.biased(settings)
     near = {**attention, "position": rope(settings), "window": settings.count("sliding_window", 1024)}
     full = {**attention, "position": {"type": "none"}}
     dense = parts.gated(settings, settings.count("intermediate_size", 6144))
@@ -55,24 +54,15 @@ def _afmoe(settings: Settings) -> Table:
 
 def _link(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config)
-    for i, name in enumerate(config.layers()):
-        block: Any = config.blocks[name]
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        for one, other in NORMS.items():
-            links.same(f"{ours}.{one}", f"{theirs}.{other}")
+    for block, ours, theirs in parts.each_layer(links, config, NORMS):
         parts.link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn", gate_proj="gate_proj")
-        mine, yours = f"{ours}.channel_mixer", f"{theirs}.mlp"
-        if not links.has(f"{mine}.router"):
-            parts.link_gated(links, mine, yours)
-            continue
-        links.same(f"{mine}.router", f"{yours}.router.gate")
-        links.same(f"{mine}.selection.bias", f"{yours}.expert_bias")
-        parts.link_gated(links, f"{mine}.shared", f"{yours}.shared_experts")
-        parts.link_experts(links, f"{mine}.experts", f"{yours}.experts", block.channel_mixer.n_experts)
+        parts.link_channel(
+            links, f"{ours}.channel_mixer", f"{theirs}.mlp", block.channel_mixer, router="router.gate", bias="expert_bias"
+        )
 
 
 def _settings(config: LanguageModelConfig) -> Table:
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     sparse = [block.channel_mixer for block in blocks if hasattr(block.channel_mixer, "n_experts")]
     stem: Any = config.stem
     found = {

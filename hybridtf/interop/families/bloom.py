@@ -19,10 +19,6 @@ def _stack(settings: Settings, ends: Table, block: Table, final: Table, layers: 
     return {**ends, "final_norm": final, **stack_of([block] * settings.count(layers))}
 
 
-def _first(config: LanguageModelConfig) -> Any:
-    return config.blocks[config.layers()[0]]
-
-
 # -- Falcon ------------------------------------------------------------------------------------------------------------
 
 
@@ -56,7 +52,7 @@ def _falcon(settings: Settings) -> Table:
 
 def _link_falcon(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config, prefix="transformer", embedding="word_embeddings", norm="ln_f")
-    block = _first(config)
+    block = parts.first_block(config)
     two = block.type == "parallel" and not block.shared_norm
     names = {
         "mixer_norm": "ln_attn" if two else "input_layernorm", "channel_norm": "ln_mlp" if two else "post_attention_layernorm",
@@ -68,7 +64,7 @@ def _link_falcon(links: WeightMap, config: LanguageModelConfig) -> None:
 
 def _falcon_notes(config: LanguageModelConfig) -> tuple[str, ...]:
     """The slopes of 8 heads or fewer are powers of two, and bfloat16 holds whole numbers up to 256."""
-    mixer = _first(config).mixer
+    mixer = parts.first_block(config).mixer
     if mixer.position.type != "alibi" or (mixer.n_heads <= 8 and config.max_seq_len <= 256):
         return ()
     where = "scores of tokens after the 256th differ" if mixer.n_heads <= 8 else "scores differ"
@@ -76,7 +72,7 @@ def _falcon_notes(config: LanguageModelConfig) -> tuple[str, ...]:
 
 
 def _falcon_settings(config: LanguageModelConfig) -> Table:
-    block = _first(config)
+    block = parts.first_block(config)
     mixer, parallel = block.mixer, block.type == "parallel"
     n_heads, n_kv_heads = mixer.n_heads, mixer.n_kv_heads or mixer.n_heads
     new = parallel and (not block.shared_norm or n_kv_heads not in (1, n_heads))
@@ -132,7 +128,7 @@ def _link_bloom(links: WeightMap, config: LanguageModelConfig) -> None:
 
 
 def _bloom_settings(config: LanguageModelConfig) -> Table:
-    block, ends = _first(config), parts.ends_settings(config)
+    block, ends = parts.first_block(config), parts.ends_settings(config)
     return {
         "vocab_size": config.vocab_size, "hidden_size": config.d_model, "seq_length": config.max_seq_len,
         "tie_word_embeddings": ends["tie_word_embeddings"], "n_layer": ends["num_hidden_layers"], "n_head": block.mixer.n_heads,
@@ -175,13 +171,12 @@ def _link_mpt(links: WeightMap, config: LanguageModelConfig) -> None:
         "mixer_norm": "norm_1", "channel_norm": "norm_2", "mixer.out_proj": "attn.out_proj",
         "channel_mixer.up_proj": "ffn.up_proj", "channel_mixer.down_proj": "ffn.down_proj",
     }
-    link_layers(links, config, "transformer.blocks", names)
-    for i in range(len(config.layers())):
-        links.fused([f"stack.layers.{i}.mixer.{role}_proj" for role in "qkv"], f"transformer.blocks.{i}.attn.Wqkv")
+    for _, ours, theirs in parts.each_layer(links, config, names, prefix="transformer.blocks"):
+        links.fused([f"{ours}.mixer.{role}_proj" for role in "qkv"], f"{theirs}.attn.Wqkv")
 
 
 def _mpt_settings(config: LanguageModelConfig) -> Table:
-    block = _first(config)
+    block = parts.first_block(config)
     mixer = block.mixer
     ends = {MPT.get(name, name): value for name, value in parts.ends_settings(config).items()}
     return {
@@ -222,7 +217,7 @@ def _link_opt(links: WeightMap, config: LanguageModelConfig) -> None:
 
 
 def _opt_settings(config: LanguageModelConfig) -> Table:
-    block, last = _first(config), config.final_norm.type_name()
+    block, last = parts.first_block(config), config.final_norm.type_name()
     first = block.type == "prenorm"
     return {
         **parts.ends_settings(config), "num_attention_heads": block.mixer.n_heads, "ffn_dim": block.channel_mixer.d_ff,

@@ -56,11 +56,7 @@ def _stacks(config: LanguageModelConfig) -> tuple[list[str], list[str]]:
 
 
 def _link(links: WeightMap, config: LanguageModelConfig) -> None:
-    links.same("stem.embedding", "model.embed_tokens")
-    if links.has("head.proj"):
-        links.same("head.proj", "lm_head")
-    else:
-        links.copied("lm_head.weight", "model.embed_tokens.weight")
+    parts.link_ends(links, config)
     links.same("stack.layers.0.offset", "model.z_L_init")
     for stack, names in zip("LH", _stacks(config), strict=True):
         for i, name in enumerate(names):
@@ -68,8 +64,7 @@ def _link(links: WeightMap, config: LanguageModelConfig) -> None:
             roles = [f"{ours}.mixer.{role}_proj.weight" for role in "qkv"]
             links.link(roles, [f"{theirs}.attn.gqkv_proj.weight"], _read_roles, _write_roles)
             links.same(f"{ours}.mixer.out_proj", f"{theirs}.attn.o_proj")
-            links.fused([f"{ours}.channel_mixer.{role}_proj" for role in ("gate", "up")], f"{theirs}.mlp.gate_up_proj")
-            links.same(f"{ours}.channel_mixer.down_proj", f"{theirs}.mlp.down_proj")
+            parts.link_fused_gated(links, f"{ours}.channel_mixer", f"{theirs}.mlp")
 
 
 def _read_roles(x: list[Tensor]) -> list[Tensor]:

@@ -11,7 +11,6 @@ from hybridtf.interop.families import parts
 from hybridtf.interop.family import Family, Table
 from hybridtf.interop.positions import rope, rope_settings
 from hybridtf.interop.settings import Settings
-from hybridtf.interop.stacks import stack_of
 from hybridtf.interop.weight_map import WeightMap
 from hybridtf.models import LanguageModelConfig
 
@@ -57,12 +56,11 @@ def prenorm(
         }
         for i in range(settings.count("num_hidden_layers"))
     ]
-    return {**parts.ends(settings, tied=False), "final_norm": norm, **stack_of(layers)}
+    return parts.stack(settings, layers, norm)
 
 
 def _biased(settings: Settings, attention: Table, layer: int) -> Table:
-    bias = settings.flag("attention_bias", False)
-    return {**attention, "qkv_bias": True, "out_bias": True} if bias else attention
+    return {**attention, **parts.biased(settings)}
 
 
 def _windowed(settings: Settings, attention: Table, layer: int) -> Table:
@@ -83,8 +81,7 @@ def _qwen2(settings: Settings, attention: Table, layer: int) -> Table:
 
 
 def _qwen3(settings: Settings, attention: Table, layer: int) -> Table:
-    bias = {"qkv_bias": True, "out_bias": True} if settings.flag("attention_bias", False) else {}
-    return {**attention, **bias, "qk_norm": parts.norm(settings), **_qwen_window(settings, layer)}
+    return {**attention, **parts.biased(settings), "qk_norm": parts.norm(settings), **_qwen_window(settings, layer)}
 
 
 def _qwen_window(settings: Settings, layer: int) -> Table:
@@ -98,8 +95,7 @@ def _qwen_window(settings: Settings, layer: int) -> Table:
 
 def _qwen3_alike(settings: Settings, attention: Table, layer: int) -> Table:
     settings.passed_over("max_window_layers")
-    bias = {"qkv_bias": True, "out_bias": True} if settings.flag("attention_bias", False) else {}
-    normed = {**attention, **bias, "qk_norm": parts.norm(settings)}
+    normed = {**attention, **parts.biased(settings), "qk_norm": parts.norm(settings)}
     return _alike(settings, normed, settings.flag("use_sliding_window", False))
 
 
@@ -131,27 +127,20 @@ def _qwen3_moe(settings: Settings, layer: int) -> Table:
 # -- weights -----------------------------------------------------------------------------------------------------------
 
 
-PRENORM = {"mixer_norm": "input_layernorm", "channel_norm": "post_attention_layernorm"}
-
-
 def link(
     links: WeightMap, config: LanguageModelConfig, *, experts: str = "mlp", gates: tuple[str, str, str] = parts.GATED,
-    norms: Mapping[str, str] = PRENORM, attention: Mapping[str, str | None] | None = None,
+    norms: Mapping[str, str] = parts.PRENORM, attention: Mapping[str, str | None] | None = None,
 ) -> None:
     """The names of Llama; experts stand below ``experts``, and their matrices are called ``gates``; ``norms``: theirs of ours;
     ``attention``: as the names of :func:`parts.link_attention`."""
     parts.link_ends(links, config)
-    for i, name in enumerate(config.layers()):
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        for one, other in norms.items():
-            links.same(f"{ours}.{one}", f"{theirs}.{other}")
+    for block, ours, theirs in parts.each_layer(links, config, norms):
         parts.link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn", **(attention or {}))
         if not links.has(f"{ours}.channel_mixer.router"):
             parts.link_gated(links, f"{ours}.channel_mixer", f"{theirs}.mlp")
             continue
         links.same(f"{ours}.channel_mixer.router", f"{theirs}.{experts}.gate")
-        channel: Any = config.blocks[name]
-        n = channel.channel_mixer.n_experts
+        n = block.channel_mixer.n_experts
         parts.link_experts(links, f"{ours}.channel_mixer.experts", f"{theirs}.{experts}.experts", n, *gates)
 
 
@@ -160,7 +149,7 @@ def link(
 
 def settings_of(config: LanguageModelConfig) -> dict[str, Any]:
     """What all of these families say alike, of the first layer; an export checks the others."""
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     mixer, channel = blocks[0].mixer, next((b.channel_mixer for b in blocks if not hasattr(b.channel_mixer, "n_experts")), None)
     rotary = next((b.mixer.position for b in blocks if b.mixer.position.type == "rope"), mixer.position)
     found = {
@@ -175,26 +164,23 @@ def settings_of(config: LanguageModelConfig) -> dict[str, Any]:
 
 def windows_of(config: LanguageModelConfig) -> dict[str, Any]:
     """``layer_types`` and ``sliding_window``, where a layer has one."""
-    sizes = [getattr(config.blocks[name], "mixer").window for name in config.layers()]  # noqa: B009
-    size = next((one for one in sizes if one is not None), None)
-    kinds = ["full_attention" if one is None else "sliding_attention" for one in sizes]
-    return {} if size is None else {"sliding_window": size, "layer_types": kinds}
+    found = parts.window_settings(config)
+    return {} if found["sliding_window"] is None else found
 
 
 def _llama_settings(config: LanguageModelConfig) -> dict[str, Any]:
-    block: Any = config.blocks[config.layers()[0]]
+    block = parts.first_block(config)
     return {**settings_of(config), "attention_bias": block.mixer.qkv_bias, "mlp_bias": block.channel_mixer.bias}
 
 
 def _mistral_settings(config: LanguageModelConfig) -> dict[str, Any]:
-    mixer: Any = config.blocks[config.layers()[0]]
-    return {**settings_of(config), "sliding_window": mixer.mixer.window}
+    return {**settings_of(config), "sliding_window": parts.first_block(config).mixer.window}
 
 
 def _qwen_settings(config: LanguageModelConfig) -> dict[str, Any]:
     windows = windows_of(config)
-    mixer: Any = config.blocks[config.layers()[0]]
-    bias = {"attention_bias": mixer.mixer.qkv_bias} if mixer.mixer.qk_norm is not None else {}
+    mixer = parts.first_block(config).mixer
+    bias = {"attention_bias": mixer.qkv_bias} if mixer.qk_norm is not None else {}
     return {**settings_of(config), **bias, **windows, "use_sliding_window": bool(windows)}
 
 
@@ -211,7 +197,7 @@ def _mixtral_settings(config: LanguageModelConfig) -> dict[str, Any]:
 
 def _qwen3_moe_settings(config: LanguageModelConfig) -> dict[str, Any]:
     moe = _moe(config)
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     dense = [i for i, block in enumerate(blocks) if not hasattr(block.channel_mixer, "n_experts")]
     found = {
         "num_experts": moe.n_experts, "num_experts_per_tok": moe.top_k, "moe_intermediate_size": moe.d_ff,

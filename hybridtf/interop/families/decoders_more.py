@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
@@ -14,25 +13,12 @@ from hybridtf.interop.families.decoders import heads, link, settings_of
 from hybridtf.interop.family import Family, Table
 from hybridtf.interop.positions import rope
 from hybridtf.interop.settings import Settings
-from hybridtf.interop.stacks import stack_of
 from hybridtf.interop.weight_map import WeightMap
 from hybridtf.models import LanguageModelConfig
 
 
-def _stack(settings: Settings, block: Table, final: Table, *, tied: bool = False) -> Table:
-    return {**parts.ends(settings, tied=tied), "final_norm": final, **stack_of([block] * settings.count("num_hidden_layers"))}
-
-
 def _gated(settings: Settings) -> Table:
     return parts.gated(settings, settings.count("intermediate_size"), bias=settings.flag("mlp_bias", False))
-
-
-def _bias(settings: Settings) -> Table:
-    return {"qkv_bias": True, "out_bias": True} if settings.flag("attention_bias", False) else {}
-
-
-def _first(config: LanguageModelConfig) -> Any:
-    return config.blocks[config.layers()[0]]
 
 
 def _layer_norms(config: LanguageModelConfig) -> Table:
@@ -56,21 +42,21 @@ def _stablelm(settings: Settings) -> Table:
     block: Table = {"mixer": attention, "channel_mixer": channel, "norm": norm}
     if settings.flag("use_parallel_residual", False):
         block |= {"type": "parallel", "shared_norm": True}
-    return _stack(settings, block, norm)
+    return parts.alike(settings, block, norm)
 
 
 def _link_stablelm(links: WeightMap, config: LanguageModelConfig) -> None:
     link(links, config, attention={"q_norm": None, "k_norm": None})
-    mixer = _first(config).mixer
-    width = mixer.head_dim or config.d_model // mixer.n_heads
-    for i in range(len(config.layers())):
+    for block, ours, theirs in parts.each_layer(links, config, {}):
+        mixer = block.mixer
+        width = mixer.head_dim or config.d_model // mixer.n_heads
         for role, n in (("q", mixer.n_heads), ("k", mixer.n_kv_heads)):
-            theirs = [f"model.layers.{i}.self_attn.{role}_layernorm.norms.{head}" for head in range(n)]
-            links.joined(f"stack.layers.{i}.mixer.{role}_norm", theirs, [width] * n)
+            heads_of = [f"{theirs}.self_attn.{role}_layernorm.norms.{head}" for head in range(n)]
+            links.joined(f"{ours}.mixer.{role}_norm", heads_of, [width] * n)
 
 
 def _stablelm_settings(config: LanguageModelConfig) -> Table:
-    block = _first(config)
+    block = parts.first_block(config)
     found = _layer_norms(config)
     return {
         **found, "use_qkv_bias": block.mixer.qkv_bias, "qk_layernorm": block.mixer.qk_norm is not None,
@@ -85,16 +71,16 @@ def _stablelm_settings(config: LanguageModelConfig) -> Table:
 def _granite(settings: Settings) -> Table:
     norm, scale = parts.norm(settings), settings.number("attention_multiplier", 1.0)
     block = {
-        "mixer": {**heads(settings), **_bias(settings), "position": rope(settings), "scale": scale},
+        "mixer": {**heads(settings), **parts.biased(settings), "position": rope(settings), "scale": scale},
         "channel_mixer": _gated(settings), "norm": norm, "residual_scale": settings.number("residual_multiplier", 1.0),
     }
-    table = _stack(settings, block, norm)
+    table = parts.alike(settings, block, norm)
     table["head"]["scale"] = 1 / settings.number("logits_scaling", 1.0)
     return {**table, "stem": {"type": "token_embedding", "scale": settings.number("embedding_multiplier", 1.0)}}
 
 
 def _granite_settings(config: LanguageModelConfig) -> Table:
-    block, stem, head = _first(config), config.stem, config.head
+    block, stem, head = parts.first_block(config), config.stem, config.head
     return {
         **settings_of(config), "attention_bias": block.mixer.qkv_bias, "mlp_bias": block.channel_mixer.bias,
         "attention_multiplier": block.mixer.scale, "residual_multiplier": block.residual_scale,
@@ -114,31 +100,30 @@ def _inverse(number: float) -> float:
 
 def _cohere(settings: Settings) -> Table:
     norm: Table = {"type": "layer_norm", "eps": settings.number("layer_norm_eps", 1e-5), "bias": False}
-    attention = {**heads(settings), **_bias(settings), "position": {**rope(settings, theta=500000.0), "interleaved": True}}
+    position = {**rope(settings, theta=500000.0), "interleaved": True}
+    attention = {**heads(settings), **parts.biased(settings), "position": position}
     if settings.flag("use_qk_norm", False):
         attention |= {"qk_norm": norm, "qk_norm_over": "each_head"}
     block = {
         "type": "parallel", "shared_norm": True, "mixer": attention, "norm": norm,
         "channel_mixer": parts.gated(settings, settings.count("intermediate_size")),
     }
-    table = _stack(settings, block, norm, tied=True)
+    table = parts.alike(settings, block, norm, tied=True)
     table["head"]["scale"] = settings.number("logit_scale", 0.0625)
     return table
 
 
 def _link_cohere(links: WeightMap, config: LanguageModelConfig) -> None:
     link(links, config, attention={"q_norm": None, "k_norm": None})
-    mixer = _first(config).mixer
-    for i in range(len(config.layers())):
-        for role, n in (("q", mixer.n_heads), ("k", mixer.n_kv_heads)):
-            ours = f"stack.layers.{i}.mixer.{role}_norm.weight"
-            if links.has(ours):
-                theirs = f"model.layers.{i}.self_attn.{role}_norm.weight"
-                links.turned(ours, theirs, Tensor.flatten, lambda x, n=n: x.unflatten(0, (n, -1)))  # type: ignore[misc]
+    for block, ours, theirs in parts.each_layer(links, config, {}):
+        for role, n in (("q", block.mixer.n_heads), ("k", block.mixer.n_kv_heads)):
+            norm, there = f"{ours}.mixer.{role}_norm.weight", f"{theirs}.self_attn.{role}_norm.weight"
+            if links.has(norm):
+                links.turned(norm, there, Tensor.flatten, lambda x, n=n: x.unflatten(0, (n, -1)))  # type: ignore[misc]
 
 
 def _cohere_settings(config: LanguageModelConfig) -> Table:
-    mixer = _first(config).mixer
+    mixer = parts.first_block(config).mixer
     return {
         **_layer_norms(config), "attention_bias": mixer.qkv_bias, "use_qk_norm": mixer.qk_norm is not None,
         "logit_scale": getattr(config.head, "scale", 1.0),
@@ -154,7 +139,7 @@ def _glm4(settings: Settings) -> Table:
     if settings.flag("attention_bias", True):
         attention["qkv_bias"] = True
     channel = parts.gated(settings, settings.count("intermediate_size"))
-    return _stack(settings, {"type": "sandwich", "mixer": attention, "channel_mixer": channel, "norm": norm}, norm)
+    return parts.alike(settings, {"type": "sandwich", "mixer": attention, "channel_mixer": channel, "norm": norm}, norm)
 
 
 def _link_glm4(links: WeightMap, config: LanguageModelConfig) -> None:
@@ -163,19 +148,15 @@ def _link_glm4(links: WeightMap, config: LanguageModelConfig) -> None:
         "mixer_norm": "input_layernorm", "mixer_post_norm": "post_self_attn_layernorm",
         "channel_norm": "post_attention_layernorm", "channel_post_norm": "post_mlp_layernorm",
     }
-    for i in range(len(config.layers())):
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        for one, other in norms.items():
-            links.same(f"{ours}.{one}", f"{theirs}.{other}")
+    for _, ours, theirs in parts.each_layer(links, config, norms):
         parts.link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn")
-        links.fused([f"{ours}.channel_mixer.gate_proj", f"{ours}.channel_mixer.up_proj"], f"{theirs}.mlp.gate_up_proj")
-        links.same(f"{ours}.channel_mixer.down_proj", f"{theirs}.mlp.down_proj")
+        parts.link_fused_gated(links, f"{ours}.channel_mixer", f"{theirs}.mlp")
 
 
 def _glm4_settings(config: LanguageModelConfig) -> Table:
     found = settings_of(config)
     return {
-        **found, "attention_bias": _first(config).mixer.qkv_bias,
+        **found, "attention_bias": parts.first_block(config).mixer.qkv_bias,
         "pad_token_id": None,  # transformers would take 151329, whatever the size of the vocabulary
         "rope_parameters": {"partial_rotary_factor": 1.0, **found["rope_parameters"]},
     }
@@ -198,10 +179,10 @@ def _hunyuan(settings: Settings) -> Table:
     settings.only("norm_type", "rms")
     attention, norm = heads(settings), parts.norm(settings, default=1e-5)
     settings.only("attention_head_dim", attention.get("head_dim", settings.count("hidden_size") // attention["n_heads"]))
-    attention |= {**_bias(settings), "position": _hunyuan_rope(settings), "qk_norm": norm, "qk_norm_after": True}
+    attention |= {**parts.biased(settings), "position": _hunyuan_rope(settings), "qk_norm": norm, "qk_norm_after": True}
     settings.only("mlp_bias", False)
     channel = parts.gated(settings, settings.count("intermediate_size"))
-    return _stack(settings, {"mixer": attention, "channel_mixer": channel, "norm": norm}, norm)
+    return parts.alike(settings, {"mixer": attention, "channel_mixer": channel, "norm": norm}, norm)
 
 
 def _hunyuan_rope(settings: Settings) -> Table:
@@ -217,7 +198,7 @@ def _hunyuan_rope(settings: Settings) -> Table:
 
 
 def _hunyuan_settings(config: LanguageModelConfig) -> Table:
-    mixer = _first(config).mixer
+    mixer = parts.first_block(config).mixer
     found = {**settings_of(config), "attention_bias": mixer.qkv_bias}
     if found["rope_parameters"]["rope_type"] == "ntk":
         alpha = found["rope_parameters"]["factor"]
@@ -233,10 +214,10 @@ def _nanochat(settings: Settings) -> Table:
     position, cap = rope(settings), settings.number("final_logit_softcapping", None)
     if "fraction" in position:
         raise CheckpointError(f"{settings.where}: partial_rotary_factor: nanochat turns whole heads")
-    attention = {**heads(settings), **_bias(settings), "position": position, "qk_norm": norm, "qk_norm_after": True}
+    attention = {**heads(settings), **parts.biased(settings), "position": position, "qk_norm": norm, "qk_norm_after": True}
     act = parts.activation(settings, default="relu2")
     channel = {"type": "mlp", "d_ff": settings.count("intermediate_size"), "activation": act}
-    table = _stack(settings, {"mixer": attention, "channel_mixer": channel, "norm": norm}, norm)
+    table = parts.alike(settings, {"mixer": attention, "channel_mixer": channel, "norm": norm}, norm)
     if cap is not None:
         table["head"]["softcap"] = cap
     return {**table, "stem": {"type": "token_embedding", "norm": norm}}
@@ -245,28 +226,26 @@ def _nanochat(settings: Settings) -> Table:
 def _link_nanochat(links: WeightMap, config: LanguageModelConfig) -> None:
     """Its rotations go the other way round: the halves of each head of queries and keys change places."""
     parts.link_ends(links, config)
-    mixer = _first(config).mixer
+    mixer = parts.first_block(config).mixer
     width = mixer.head_dim or config.d_model // mixer.n_heads
 
     def swap(x: Tensor) -> Tensor:
         halves: Tensor = x.unflatten(0, (-1, 2, width // 2))
         return halves.flip(1).flatten(0, 2)
 
-    for i in range(len(config.layers())):
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
+    for _, ours, theirs in parts.each_layer(links, config, {
+        "mixer.v_proj": "self_attn.v_proj", "mixer.out_proj": "self_attn.o_proj", "channel_mixer.up_proj": "mlp.fc1",
+        "channel_mixer.down_proj": "mlp.fc2",
+    }):
         for role in "qk":
             for rest in ("weight", "bias"):
                 if links.has(f"{ours}.mixer.{role}_proj.{rest}"):
                     links.turned(f"{ours}.mixer.{role}_proj.{rest}", f"{theirs}.self_attn.{role}_proj.{rest}", swap, swap)
-        links.same(f"{ours}.mixer.v_proj", f"{theirs}.self_attn.v_proj")
-        links.same(f"{ours}.mixer.out_proj", f"{theirs}.self_attn.o_proj")
-        links.same(f"{ours}.channel_mixer.up_proj", f"{theirs}.mlp.fc1")
-        links.same(f"{ours}.channel_mixer.down_proj", f"{theirs}.mlp.fc2")
 
 
 def _nanochat_settings(config: LanguageModelConfig) -> Table:
     return {
-        **settings_of(config), "attention_bias": _first(config).mixer.qkv_bias,
+        **settings_of(config), "attention_bias": parts.first_block(config).mixer.qkv_bias,
         "final_logit_softcapping": getattr(config.head, "softcap", None),
     }
 
@@ -287,27 +266,25 @@ def _diffllama(settings: Settings) -> Table:
         "norm": {"type": "rms_norm", "eps": norm["eps"], "weight": False},
     }
     channel = parts.gated(settings, settings.count("intermediate_size"))
-    return _stack(settings, {"mixer": attention, "channel_mixer": channel, "norm": norm}, norm)
+    return parts.alike(settings, {"mixer": attention, "channel_mixer": channel, "norm": norm}, norm)
 
 
 def _link_diffllama(links: WeightMap, config: LanguageModelConfig) -> None:
     """A wide value of ours is one value head of the first half and one of the second."""
     link(links, config, attention={"v_proj": None})
-    mixer = _first(config).mixer
+    mixer = parts.first_block(config).mixer
     n = mixer.n_kv_heads
-    for i in range(len(config.layers())):
-        ours, theirs = f"stack.layers.{i}.mixer", f"model.layers.{i}.self_attn"
+    for _, ours, theirs in parts.each_layer(links, config, {}):
         links.turned(
-            f"{ours}.v_proj.weight", f"{theirs}.v_proj.weight",
+            f"{ours}.mixer.v_proj.weight", f"{theirs}.self_attn.v_proj.weight",
             lambda x: x.unflatten(0, (2, n, -1)).transpose(0, 1).flatten(0, 2),
             lambda x: x.unflatten(0, (n, 2, -1)).transpose(0, 1).flatten(0, 2),
         )
-        for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
-            links.same(f"{ours}.{name}", f"{theirs}.{name}")
+        links.named(f"{ours}.mixer", f"{theirs}.self_attn", ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"))
 
 
 def _diffllama_settings(config: LanguageModelConfig) -> Table:
-    mixer = _first(config).mixer
+    mixer = parts.first_block(config).mixer
     found = settings_of(config)
     pairs = {"num_attention_heads": 2 * mixer.n_heads, "num_key_value_heads": 2 * (mixer.n_kv_heads or mixer.n_heads)}
     return {**found, **pairs, "head_dim": mixer.head_dim or config.d_model // pairs["num_attention_heads"]}

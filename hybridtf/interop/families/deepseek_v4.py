@@ -121,16 +121,13 @@ def _table(settings: Settings) -> Table:
     looked_up = settings.take("num_hash_layers", 3, kind=int)
     said = ["hash_moe" if i < looked_up else "moe" for i in range(n)]
     channels = _list_of(settings, "mlp_layer_types", said, ("hash_moe", "moe"))
-    mixers, experts, eps = _mixers(settings, norm), _experts(settings), settings.number("hc_eps", 1e-6)
-    streams = {
-        "type": "mhc", "n_streams": settings.count("hc_mult", 4), "sinkhorn_iters": settings.count("hc_sinkhorn_iters", 20),
-        "eps": eps, "norm_eps": norm["eps"], "norm": norm,
-    }
+    mixers, experts = _mixers(settings, norm), _experts(settings)
+    streams = parts.streams(settings, norm)
     layers = [
         {**streams, "mixer": mixers[kind], "channel_mixer": experts[channel]}
         for kind, channel in zip(_kinds(settings), channels, strict=True)
     ]
-    merge = {"type": "sigmoid", "eps": eps, "norm_eps": norm["eps"]}
+    merge = {"type": "sigmoid", "eps": streams["eps"], "norm_eps": norm["eps"]}
     return {**parts.ends(settings, tied=False), "final_norm": norm, "merge": merge, **stack_of(layers)}
 
 
@@ -145,35 +142,26 @@ _ATTENTION = {
         for one, other in (("kv_proj", "wkv"), ("gate_proj", "wgate"), ("position_bias", "ape"), ("norm", "norm"))
     },
 }
-_STREAMS = {"proj": "fn", "bias": "base", "scale": "scale"}
-_UNIT = {"gate": "w1", "up": "w3", "down": "w2"}
+_UNIT = ("w1", "w3", "w2")
 
 
 def _link(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config, head="head")
     links.passed_over("mtp.", "model.mtp.")
-    for one, other in _STREAMS.items():
-        links.same(f"stack.merge.streams.logits.{one}", f"model.hc_head.hc_{other}")
-    for i, name in enumerate(config.layers()):
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        block: Any = config.blocks[name]
-        links.same(f"{ours}.mixer_norm", f"{theirs}.attn_norm")
-        links.same(f"{ours}.channel_norm", f"{theirs}.ffn_norm")
-        for one, other in _STREAMS.items():
-            links.same(f"{ours}.mixer_streams.logits.{one}", f"{theirs}.hc_attn_{other}")
-            links.same(f"{ours}.channel_streams.logits.{one}", f"{theirs}.hc_ffn_{other}")
-        for one, other in _ATTENTION.items():
-            links.same(f"{ours}.mixer.{one}", f"{theirs}.attn.{other}")
+    parts.link_streams(links, "stack.merge.streams", "model.hc_head.hc_")
+    for block, ours, theirs in parts.each_layer(links, config, ("attn_norm", "ffn_norm")):
+        parts.link_streams(links, f"{ours}.mixer_streams", f"{theirs}.hc_attn_")
+        parts.link_streams(links, f"{ours}.channel_streams", f"{theirs}.hc_ffn_")
+        links.named(f"{ours}.mixer", f"{theirs}.attn", _ATTENTION)
         links.turned(
             f"{ours}.mixer.out_a_proj.weight", f"{theirs}.attn.wo_a.weight",
             partial(_by_group, n_groups=block.mixer.n_out_groups), lambda x: x.mT.flatten(0, 1),
         )
-        channel, ffn = f"{ours}.channel_mixer", f"{theirs}.ffn"
-        links.same(f"{channel}.router", f"{ffn}.gate")
-        links.same(f"{channel}.selection.bias", f"{ffn}.gate.bias")
-        links.same(f"{channel}.table.experts", f"{ffn}.gate.tid2eid")
-        parts.link_experts(links, f"{channel}.experts", f"{ffn}.experts", block.channel_mixer.n_experts, **_UNIT)
-        parts.link_gated(links, f"{channel}.shared", f"{ffn}.shared_experts", **_UNIT)
+        links.same(f"{ours}.channel_mixer.table.experts", f"{theirs}.ffn.gate.tid2eid")
+        parts.link_channel(
+            links, f"{ours}.channel_mixer", f"{theirs}.ffn", block.channel_mixer, gates=_UNIT, bias="gate.bias",
+            unit=partial(parts.link_gated, gate=_UNIT[0], up=_UNIT[1], down=_UNIT[2]),
+        )
 
 
 def _by_group(x: Tensor, n_groups: int) -> Tensor:
@@ -190,7 +178,7 @@ def _kind_of(mixer: Any) -> str:
 
 
 def _settings(config: LanguageModelConfig) -> Table:
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     mixers = {_kind_of(block.mixer): block.mixer for block in blocks}
     block, mixer, experts = blocks[0], blocks[0].mixer, blocks[0].channel_mixer
     share = mixer.qk_rope_head_dim / mixer.head_dim

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from hybridtf.interop.families import memories, parts
+from hybridtf.interop.families.latents import latent_settings, link_latent
 from hybridtf.interop.families.memories import FULL, LINEAR
 from hybridtf.interop.family import Family, Table
 from hybridtf.interop.positions import rope, rope_settings
@@ -21,7 +22,7 @@ from hybridtf.models import LanguageModelConfig
 def _olmo(settings: Settings) -> Table:
     norm, n = parts.norm(settings), settings.count("num_hidden_layers", 32)
     default = memories.every_other(n, 4)
-    kinds = memories.layer_kinds(settings, (LINEAR, FULL), default if FULL in default else [*default[:-1], FULL])
+    kinds = parts.kinds(settings, (LINEAR, FULL), default if FULL in default else [*default[:-1], FULL])
     settings.only("hidden_act", "silu")
     settings.passed_over(*(f"linear_{one}" for one in ("a_log_min", "a_log_max", "dt_min", "dt_max", "dt_init_floor")))
     n_heads, keys = settings.count("num_attention_heads", 30), settings.count("linear_num_key_heads", None)
@@ -36,15 +37,14 @@ def _olmo(settings: Settings) -> Table:
         attention["n_kv_heads"] = settings.count("num_key_value_heads")
     if "head_dim" in settings:
         attention["head_dim"] = settings.count("head_dim")
-    if settings.flag("attention_bias", False):
-        attention |= {"qkv_bias": True, "out_bias": True}
+    attention |= parts.biased(settings)
     channel = parts.gated(settings, settings.count("intermediate_size"))
     layers = [
         {"type": "output_norm", "mixer": attention, "channel_mixer": channel, "norm": norm} if kind == FULL
         else {"mixer": memory, "channel_mixer": channel, "norm": norm}
         for kind in kinds
     ]
-    return {**parts.ends(settings, tied=False), "final_norm": norm, **stack_of(layers)}
+    return parts.stack(settings, layers, norm)
 
 
 def _olmo_position(settings: Settings) -> Table:
@@ -59,9 +59,7 @@ def _olmo_position(settings: Settings) -> Table:
 
 def _link_olmo(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config)
-    for i, name in enumerate(config.layers()):
-        block: Any = config.blocks[name]
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
+    for block, ours, theirs in parts.each_layer(links, config, {}):
         parts.link_gated(links, f"{ours}.channel_mixer", f"{theirs}.mlp")
         if block.mixer.type == "attention":
             # The norm after the mixer bears the name that a memory's layer has for the norm before its channel mixer.
@@ -72,16 +70,14 @@ def _link_olmo(links: WeightMap, config: LanguageModelConfig) -> None:
         links.same(f"{ours}.mixer_norm", f"{theirs}.attention_layer_norm")
         links.same(f"{ours}.channel_norm", f"{theirs}.feedforward_layer_norm")
         at, there = f"{ours}.mixer", f"{theirs}.linear_attn"
-        for one in ("q_proj", "k_proj", "v_proj", "a_proj", "b_proj", "A_log", "dt_bias"):
-            links.same(f"{at}.{one}", f"{there}.{one}")
-        for one, other in (("gate_proj", "g_proj"), ("norm", "o_norm"), ("out_proj", "o_proj")):
-            links.same(f"{at}.{one}", f"{there}.{other}")
+        links.named(at, there, ("q_proj", "k_proj", "v_proj", "a_proj", "b_proj", "A_log", "dt_bias"))
+        links.named(at, there, {"gate_proj": "g_proj", "norm": "o_norm", "out_proj": "o_proj"})
         for role in "qkv":
             links.convolution(f"{at}.conv.{role}", f"{there}.{role}_conv1d")
 
 
 def _olmo_settings(config: LanguageModelConfig) -> Table:
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     memory, attention = parts.first_of(blocks, "gated_delta_net"), parts.first_of(blocks, "attention")
     position = attention.position.to_dict()
     none = {"rope_type": "default", "rope_theta": None}
@@ -99,11 +95,9 @@ def _olmo_settings(config: LanguageModelConfig) -> Table:
 # -- Kimi Linear -------------------------------------------------------------------------------------------------------
 
 
-def sparse_layers(settings: Settings, first: int) -> list[bool]:
+def first_dense(settings: Settings, first: int) -> list[bool]:
     """Whether each layer has experts; ``first``: how many at the start have none, where nothing is said."""
-    n, dense = settings.count("num_hidden_layers"), settings.take("first_k_dense_replace", first, kind=int)
-    default = ["dense" if i < dense else "sparse" for i in range(n)]
-    return [kind == "sparse" for kind in memories.layer_kinds(settings, ("dense", "sparse"), default, "mlp_layer_types")]
+    return parts.sparse_layers(settings, settings.take("first_k_dense_replace", first, kind=int))
 
 
 def _either(settings: Settings, *names: str, default: Any) -> Any:
@@ -155,12 +149,12 @@ def _kimi_kinds(settings: Settings, said: Settings) -> list[str]:
     default = [FULL if i and i % 4 == 0 else LINEAR for i in range(n)]
     if full is not None and kda is not None:
         default = [FULL if i + 1 in full else LINEAR if i + 1 in kda else "none" for i in range(n)]
-    return memories.layer_kinds(settings, (LINEAR, FULL), default)
+    return parts.kinds(settings, (LINEAR, FULL), default)
 
 
 def _kimi(settings: Settings) -> Table:
     norm, said = parts.norm(settings, default=1e-5), settings.inner("linear_attn_config")
-    kinds, sparse = _kimi_kinds(settings, said), sparse_layers(settings, 1)
+    kinds, sparse = _kimi_kinds(settings, said), first_dense(settings, 1)
     settings.only("hidden_act", "silu")
     settings.only("mla_use_nope", True)
     settings.only("num_nextn_predict_layers", 0)
@@ -181,48 +175,29 @@ def _kimi(settings: Settings) -> Table:
     return {**ends, "max_seq_len": length, "final_norm": norm, **stack_of(layers)}
 
 
-def link_latent(links: WeightMap, ours: str, theirs: str, out: str = "o_proj") -> None:
-    """Latent attention; ``out``: how they call the projection out of it."""
-    for one, other in (
-        ("q_proj", "q_proj"), ("q_a_proj", "q_a_proj"), ("q_a_norm", "q_a_layernorm"), ("q_b_proj", "q_b_proj"),
-        ("kv_a_proj", "kv_a_proj_with_mqa"), ("kv_a_norm", "kv_a_layernorm"), ("kv_b_proj", "kv_b_proj"), ("out_proj", out),
-    ):
-        links.same(f"{ours}.{one}", f"{theirs}.{other}")
-
-
 def _link_kimi(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config)
-    for i, name in enumerate(config.layers()):
-        block: Any = config.blocks[name]
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
-        links.same(f"{ours}.channel_norm", f"{theirs}.post_attention_layernorm")
+    for block, ours, theirs in parts.each_layer(links, config):
         if block.mixer.type == "kda":
             memories.link_kda(links, f"{ours}.mixer", f"{theirs}.self_attn")
             rates, heads = f"{ours}.mixer.A_log", block.mixer.value_heads
             links.turned(rates, f"{theirs}.self_attn.A_log", Tensor.flatten, lambda x, n=heads: x.view(1, 1, n, 1))  # type: ignore[misc]
         else:
             link_latent(links, f"{ours}.mixer", f"{theirs}.self_attn")
-        at, there = f"{ours}.channel_mixer", f"{theirs}.block_sparse_moe"
-        if not links.has(f"{at}.router"):
-            parts.link_gated(links, at, f"{theirs}.mlp")
-            continue
-        links.same(f"{at}.router", f"{there}.gate")
-        links.same(f"{at}.selection.bias", f"{there}.gate.e_score_correction_bias")
-        parts.link_experts(links, f"{at}.experts", f"{there}.experts", block.channel_mixer.n_experts, "w1", "w3", "w2")
-        parts.link_gated(links, f"{at}.shared", f"{there}.shared_experts")
+        parts.link_channel(
+            links, f"{ours}.channel_mixer", f"{theirs}.block_sparse_moe", block.channel_mixer, dense=f"{theirs}.mlp",
+            gates=("w1", "w3", "w2"),
+        )
 
 
 def _kda_settings(config: LanguageModelConfig) -> Table:
     """What Kimi Linear and Bailing Hybrid say alike."""
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     memory, latent = parts.first_of(blocks, "kda"), parts.first_of(blocks, "mla")
     sparse = [hasattr(b.channel_mixer, "n_experts") for b in blocks]
     found = {
         **parts.ends_settings(config), **parts.NO_TOKENS, "hidden_act": "silu", "rms_norm_eps": blocks[0].norm.eps,
-        "num_attention_heads": latent.n_heads, "num_key_value_heads": latent.n_heads, "kv_lora_rank": latent.kv_lora_rank,
-        "q_lora_rank": latent.q_lora_rank, "qk_nope_head_dim": latent.qk_nope_head_dim,
-        "qk_rope_head_dim": latent.qk_rope_head_dim, "v_head_dim": latent.v_dim, "attention_bias": latent.bias,
+        **latent_settings(latent),
         "linear_num_heads": memory.n_heads, "linear_head_dim": memory.head_dim, "linear_conv_kernel_dim": memory.d_conv,
         "layer_types": [LINEAR if b.mixer.type == "kda" else FULL for b in blocks],
         "mlp_layer_types": ["sparse" if one else "dense" for one in sparse],
@@ -252,7 +227,7 @@ def _kimi_settings(config: LanguageModelConfig) -> Table:
 def _bailing(settings: Settings) -> Table:
     norm, n_heads = parts.norm(settings), settings.count("num_attention_heads", 32)
     n, period = settings.count("num_hidden_layers", 42), settings.count("layer_group_size", 6)
-    kinds, sparse = memories.layer_kinds(settings, (LINEAR, FULL), memories.every_other(n, period)), sparse_layers(settings, 2)
+    kinds, sparse = parts.kinds(settings, (LINEAR, FULL), memories.every_other(n, period)), first_dense(settings, 2)
     settings.only("hidden_act", "silu")
     settings.passed_over("mtp_loss_scaling_factor", "num_nextn_predict_layers", "num_mtp_layers")
     width, taps = settings.count("head_dim", 128), settings.count("short_conv_kernel_size", 4)
@@ -278,11 +253,7 @@ def _bailing(settings: Settings) -> Table:
 def _link_bailing(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config, embedding="word_embeddings")
     links.further(f"model.layers.{len(config.layers())}.")  # a layer more, which tells the token after the next
-    for i, name in enumerate(config.layers()):
-        block: Any = config.blocks[name]
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
-        links.same(f"{ours}.channel_norm", f"{theirs}.post_attention_layernorm")
+    for block, ours, theirs in parts.each_layer(links, config):
         at, there = f"{ours}.mixer", f"{theirs}.attention"
         if block.mixer.type == "kda":
             memories.link_kda(links, at, there, out="dense")
@@ -290,23 +261,16 @@ def _link_bailing(links: WeightMap, config: LanguageModelConfig) -> None:
         else:
             link_latent(links, at, there, "dense")
             links.same(f"{at}.gate_proj", f"{there}.g_proj")
-        at, there = f"{ours}.channel_mixer", f"{theirs}.mlp"
-        if not links.has(f"{at}.router"):
-            parts.link_gated(links, at, there)
-            continue
-        links.same(f"{at}.router", f"{there}.gate")
-        links.same(f"{at}.selection.bias", f"{there}.gate.expert_bias")
-        parts.link_experts(links, f"{at}.experts", f"{there}.experts", block.channel_mixer.n_experts)
-        parts.link_gated(links, f"{at}.shared", f"{there}.shared_experts")
+        parts.link_channel(links, f"{ours}.channel_mixer", f"{theirs}.mlp", block.channel_mixer, bias="gate.expert_bias")
 
 
 def _bailing_settings(config: LanguageModelConfig) -> Table:
-    found, blocks = _kda_settings(config), [config.blocks[name] for name in config.layers()]
-    memory, latent = parts.first_of(blocks, "kda"), parts.first_of(blocks, "mla")
+    found, blocks = _kda_settings(config), parts.blocks_of(config)
+    memory = parts.first_of(blocks, "kda")
     found["model_max_length"] = found.pop("max_position_embeddings")
     found |= {
         "head_dim": memory.head_dim, "short_conv_kernel_size": memory.d_conv, "kda_safe_gate": memory.decay_floor is not None,
-        "rope_parameters": rope_settings(latent.position.to_dict()), "num_nextn_predict_layers": 0,
+        "num_nextn_predict_layers": 0,
     }
     return found if memory.decay_floor is None else {**found, "kda_lower_bound": memory.decay_floor}
 

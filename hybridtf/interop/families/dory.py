@@ -118,8 +118,7 @@ def _link(links: WeightMap, config: LanguageModelConfig) -> None:
     links.same("head.token_factor.weight", "lm_head.logit_scale")
     for i, (where, _) in enumerate(_order(config)):
         ours, theirs = f"stack.layers.{where}", f"backbone.layers.{i}"
-        for one, other in _NAMES.items():
-            links.same(f"{ours}.{one}", f"{theirs}.{other}")
+        links.named(ours, theirs, _NAMES)
         parts.link_gated(links, f"{ours}.channel_mixer", f"{theirs}.mlp")
 
 

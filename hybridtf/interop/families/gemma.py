@@ -27,7 +27,7 @@ def _norm(settings: Settings) -> Table:
 def _heads(settings: Settings) -> Table:
     settings.only("use_bidirectional_attention", False)
     table = heads(settings, width=256)
-    return {**table, "qkv_bias": True, "out_bias": True} if settings.flag("attention_bias", False) else table
+    return {**table, **parts.biased(settings)}
 
 
 def _scaled(settings: Settings, attention: Table) -> Table:
@@ -62,7 +62,7 @@ def _sandwich(settings: Settings, mixer: Table) -> Table:
 
 
 def _gemma2(settings: Settings) -> Table:
-    local = parts.layer_kinds(settings, lambda i: i % 2 == 1)
+    local = parts.near_layers(settings, lambda i: i % 2 == 1)
     settings.passed_over("hidden_act")
     attention = {**_scaled(settings, _heads(settings)), "position": rope(settings)}
     cap = parts.optional(settings, "attn_logit_softcapping", 50.0)
@@ -75,7 +75,7 @@ def _gemma2(settings: Settings) -> Table:
 
 def _gemma3(settings: Settings) -> Table:
     every = settings.count("sliding_window_pattern", settings.count("_sliding_window_pattern", 6))
-    local = parts.layer_kinds(settings, lambda i: (i + 1) % every == 0)
+    local = parts.near_layers(settings, lambda i: (i + 1) % every == 0)
     settings.only("attn_logit_softcapping", None, default=None)
     attention = {**_scaled(settings, _heads(settings)), "qk_norm": _norm(settings)}
     full = {**attention, "position": rope(settings, theta=1e6, kind=FULL)}
@@ -96,12 +96,12 @@ def _near(settings: Settings) -> Table:
 
 
 def _gemma_settings(config: LanguageModelConfig) -> Table:
-    block: Any = config.blocks[config.layers()[0]]
+    block = parts.first_block(config)
     return {**settings_of(config), "attention_bias": block.mixer.qkv_bias}
 
 
 def _gemma2_settings(config: LanguageModelConfig) -> Table:
-    block: Any = config.blocks[config.layers()[0]]
+    block = parts.first_block(config)
     found = _gemma_settings(config)
     act, scale = found.pop("hidden_act"), block.mixer.scale
     head: Any = config.head

@@ -102,8 +102,7 @@ LAYER = {
 def _link(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config)
     link_layer_inputs(links)
-    n_streams: int = config.blocks[config.layers()[0]].n_streams  # type: ignore[attr-defined]
-    for i in range(n_streams - 1):
+    for i in range(parts.first_block(config).n_streams - 1):
         links.same(f"stack.spread.projs.{i}", f"model.altup_projections.{i}")
         links.same(f"stack.merge.streams.projs.{i}", f"model.altup_unembed_projections.{i}")
     layer = -1
@@ -115,8 +114,7 @@ def _link(links: WeightMap, config: LanguageModelConfig) -> None:
             link_gate(links, ours, theirs)
             links.same(f"{ours}.read_scale", f"{theirs}.altup.correct_output_scale")
             continue
-        for one, other in LAYER.items():
-            links.same(f"{ours}.{one}", f"{theirs}.{other}")
+        links.named(ours, theirs, LAYER)
         link_own_or_shared(links, ours, theirs)
         parts.link_gated(links, f"{ours}.channel_mixer", f"{theirs}.mlp")
 

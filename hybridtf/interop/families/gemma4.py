@@ -35,7 +35,7 @@ OWN = ("k_proj", "v_proj", "k_norm", "v_norm")
 
 def kinds_of(settings: Settings, every: int) -> list[str]:
     """The kind of attention of each layer; one in ``every`` is full where the settings do not say."""
-    near = parts.layer_kinds(settings, lambda i: (i + 1) % every == 0)
+    near = parts.near_layers(settings, lambda i: (i + 1) % every == 0)
     return [LOCAL if one else FULL for one in near]
 
 
@@ -60,8 +60,7 @@ def attention_of(settings: Settings, shared: Table, *, n_kv_heads: int, head_dim
     table: Table = {"type": "attention", "n_heads": n_heads, "n_kv_heads": n_kv_heads, "scale": 1.0, "qk_norm": norm, **shared}
     if n_heads * head_dim != settings.count("hidden_size"):
         table["head_dim"] = head_dim
-    if settings.flag("attention_bias", False):
-        table |= {"qkv_bias": True, "out_bias": True}
+    table |= parts.biased(settings)
     if shared.get("kv_role") == "reads":
         return table
     return {**table, "v_norm": {**norm, "weight": False}, **({} if values == "own" else {"values_from": values})}
@@ -158,10 +157,9 @@ def gate_layer(settings: Settings, width: int) -> Table:
 
 def link_layer_inputs(links: WeightMap) -> None:
     """The embeddings of each layer, which are one tensor on both sides."""
-    for one, other in (
-        ("embedding", "embed_tokens_per_layer"), ("proj", "per_layer_model_projection"), ("norm", "per_layer_projection_norm"),
-    ):
-        links.same(f"stem.layer_inputs.{one}", f"model.{other}")
+    links.named("stem.layer_inputs", "model", {
+        "embedding": "embed_tokens_per_layer", "proj": "per_layer_model_projection", "norm": "per_layer_projection_norm",
+    })
 
 
 def link_own_or_shared(links: WeightMap, ours: str, theirs: str) -> None:
@@ -203,8 +201,7 @@ def _link(links: WeightMap, config: LanguageModelConfig) -> None:
         if block.mixer is None:
             link_gate(links, ours, theirs)
             continue
-        for one, other in SANDWICH.items():
-            links.same(f"{ours}.{one}", f"{theirs}.{other}")
+        links.named(ours, theirs, SANDWICH)
         link_own_or_shared(links, ours, theirs)
         if block.channel_mixer.type == "parallel":
             _link_experts(links, f"{ours}.channel_mixer", theirs)

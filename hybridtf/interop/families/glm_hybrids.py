@@ -5,11 +5,10 @@ The tower for pictures is left unread: the scores of a text are the same without
 
 from __future__ import annotations
 
-from typing import Any
-
 from hybridtf.core import CheckpointError
 from hybridtf.interop.families import memories, parts
-from hybridtf.interop.families.delta import deepseek_moe, link_latent, sparse_layers
+from hybridtf.interop.families.delta import deepseek_moe, first_dense
+from hybridtf.interop.families.latents import latent_settings, link_latent
 from hybridtf.interop.families.memories import FULL, LINEAR
 from hybridtf.interop.family import Family, Table
 from hybridtf.interop.settings import Settings
@@ -30,17 +29,14 @@ def _glm(settings: Settings) -> Table:
     settings.passed_over("vision_config", *_MARKS)
     settings.only("tie_word_embeddings", False)
     norm, n = parts.norm(text, default=1e-5), text.count("num_hidden_layers", 45)
-    kinds = memories.layer_kinds(text, (LINEAR, INDEXED, FULL), [LINEAR if i % 4 != 3 else INDEXED for i in range(n)])
-    choices, sparse = _choices(text, kinds), sparse_layers(text, 3)
+    kinds = parts.kinds(text, (LINEAR, INDEXED, FULL), [LINEAR if i % 4 != 3 else INDEXED for i in range(n)])
+    choices, sparse = _choices(text, kinds), first_dense(text, 3)
     text.only("hidden_act", "silu")
     memory = _memory(text, norm["eps"])
     limit = text.number("swiglu_limit", 10.0)
     dense = {"type": "glu", "d_ff": text.count("intermediate_size", 12288), "activation": "silu", "limit": limit}
     experts = {**deepseek_moe(text, n_experts=288, d_ff=2048, groups=(1, 1), scale=2.5), "limit": limit}
-    streams = {
-        "type": "mhc", "n_streams": text.count("hc_mult", 4), "sinkhorn_iters": text.count("hc_sinkhorn_iters", 20),
-        "eps": text.number("hc_eps", 1e-6), "norm_eps": norm["eps"], "norm": norm,
-    }
+    streams = parts.streams(text, norm)
     layers = [
         {
             **streams, "mixer": memory if choice is None else _indexed(text, norm, choice),
@@ -71,7 +67,7 @@ def _choices(text: Settings, kinds: list[str]) -> list[str | None]:
     default = ["shared" if max(i - offset + 1, 0) % every else "full" for i in range(n)]
     if pattern is not None:
         default = [{"F": "full", "S": "shared"}.get(one, one) for one in pattern]
-    said = memories.layer_kinds(text, ("full", "shared"), default, "indexer_types")
+    said = parts.kinds(text, ("full", "shared"), default, "indexer_types")
     told = [kind != LINEAR and one == "shared" for kind, one in zip(kinds, said, strict=True)]
     for i, one in enumerate(told):
         if one and (i == 0 or kinds[i - 1] == LINEAR):
@@ -108,14 +104,9 @@ def _link(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config, prefix=prefix)
     links.passed_over("model.visual.")
     links.further(f"{prefix}.layers.{len(config.layers())}.")  # tells the token after the next
-    for i, name in enumerate(config.layers()):
-        block: Any = config.blocks[name]
-        ours, theirs = f"stack.layers.{i}", f"{prefix}.layers.{i}"
-        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
-        links.same(f"{ours}.channel_norm", f"{theirs}.post_attention_layernorm")
-        for branch, other in (("mixer", "attn"), ("channel", "ffn")):
-            for one, as_theirs in (("proj", "fn"), ("bias", "base"), ("scale", "scale")):
-                links.same(f"{ours}.{branch}_streams.logits.{one}", f"{theirs}.hc_{other}_{as_theirs}")
+    for block, ours, theirs in parts.each_layer(links, config, prefix=f"{prefix}.layers"):
+        parts.link_streams(links, f"{ours}.mixer_streams", f"{theirs}.hc_attn_")
+        parts.link_streams(links, f"{ours}.channel_streams", f"{theirs}.hc_ffn_")
         at, there = f"{ours}.mixer", f"{theirs}.self_attn"
         if block.mixer.type == "kda":
             memories.link_kda(links, at, there)
@@ -123,26 +114,18 @@ def _link(links: WeightMap, config: LanguageModelConfig) -> None:
         else:
             link_latent(links, at, there)
             _link_indexer(links, f"{at}.indexer", f"{there}.indexer")
-        at, there = f"{ours}.channel_mixer", f"{theirs}.mlp"
-        if not links.has(f"{at}.router"):
-            parts.link_gated(links, at, there)
-            continue
-        links.same(f"{at}.router", f"{there}.gate")
-        links.same(f"{at}.selection.bias", f"{there}.gate.e_score_correction_bias")
-        parts.link_experts(links, f"{at}.experts", f"{there}.experts", block.channel_mixer.n_experts)
-        parts.link_gated(links, f"{at}.shared", f"{there}.shared_experts")
+        parts.link_channel(links, f"{ours}.channel_mixer", f"{theirs}.mlp", block.channel_mixer)
 
 
 def _link_indexer(links: WeightMap, ours: str, theirs: str) -> None:
-    for one, other in (
-        ("q_proj", "wq_b"), ("k_proj", "wk"), ("k_norm", "k_norm"), ("weights_proj", "weights_proj"),
-        ("gate_proj.weight", "index_kpool_compress_gate"), ("gate_bias", "index_kpool_compress_ape"),
-    ):
-        links.same(f"{ours}.{one}", f"{theirs}.{other}")
+    links.named(ours, theirs, {
+        "q_proj": "wq_b", "k_proj": "wk", "k_norm": "k_norm", "weights_proj": "weights_proj",
+        "gate_proj.weight": "index_kpool_compress_gate", "gate_bias": "index_kpool_compress_ape",
+    })
 
 
 def _settings(config: LanguageModelConfig) -> Table:
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     memory, latent = parts.first_of(blocks, "kda"), parts.first_of(blocks, "indexed_mla")
     chooser = next(b.mixer for b in blocks if b.mixer.type == "indexed_mla" and b.mixer.index_choice != "read")
     sparse = [hasattr(b.channel_mixer, "n_experts") for b in blocks]
@@ -151,17 +134,13 @@ def _settings(config: LanguageModelConfig) -> Table:
         **parts.ends_settings(config), **parts.NO_TOKENS, "model_type": "glm5_next_text", "hidden_act": "silu",
         "rms_norm_eps": blocks[0].norm.eps, "linear_num_heads": memory.n_heads, "linear_head_dim": memory.head_dim,
         "linear_conv_kernel_dim": memory.d_conv, "linear_lower_bound": memory.decay_floor,
-        "num_attention_heads": latent.n_heads, "num_key_value_heads": latent.n_heads, "q_lora_rank": latent.q_lora_rank,
-        "kv_lora_rank": latent.kv_lora_rank, "qk_nope_head_dim": latent.qk_nope_head_dim,
-        "qk_rope_head_dim": latent.qk_rope_head_dim, "v_head_dim": latent.v_dim, "attention_bias": latent.bias,
+        **latent_settings(latent),
         "index_n_heads": chooser.index_n_heads, "index_head_dim": chooser.index_head_dim, "index_topk": chooser.index_top_k,
         "index_kpool": chooser.index_pool, "layer_types": [LINEAR if b.mixer.type == "kda" else INDEXED for b in blocks],
         "indexer_types": ["shared" if getattr(b.mixer, "index_choice", "own") == "read" else "full" for b in blocks],
         "mlp_layer_types": ["sparse" if one else "dense" for one in sparse], "swiglu_limit": moe.limit,
         "hc_mult": blocks[0].n_streams, "hc_sinkhorn_iters": blocks[0].sinkhorn_iters, "hc_eps": blocks[0].eps,
-        "moe_intermediate_size": moe.d_ff, "n_routed_experts": moe.n_experts, "num_experts_per_tok": moe.top_k,
-        "n_shared_experts": moe.d_ff_shared // moe.d_ff, "n_group": moe.n_groups, "topk_group": moe.top_k_groups,
-        "norm_topk_prob": moe.normalize, "routed_scaling_factor": moe.routed_scale,
+        **parts.expert_settings(moe),
     }
     if not all(sparse):
         text["intermediate_size"] = blocks[sparse.index(False)].channel_mixer.d_ff

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,19 +64,11 @@ def link_layers(
 ) -> None:
     """Modules of each layer by ``names``, ours and theirs; ``qkv``: the one matrix of queries, keys and values; ``buffers``:
     masks and frequencies that older files hold."""
-    for i, block in enumerate(config.layers()):
-        ours, theirs = f"stack.layers.{i}", f"{prefix}.{i}"
-        for one, other in names.items():
-            links.same(f"{ours}.{one}", f"{theirs}.{other}")
+    for block, ours, theirs in parts.each_layer(links, config, names, prefix=prefix):
         links.passed_over(*(f"{theirs}.{name}" for name in buffers))
         if qkv is not None:
-            mixer = getattr(config.blocks[block], "mixer")  # noqa: B009
-            width = mixer.head_dim or config.d_model // mixer.n_heads
-            parts.link_grouped_qkv(links, f"{ours}.mixer", f"{theirs}.{qkv}", mixer.n_kv_heads or mixer.n_heads, width)
-
-
-def _first(config: LanguageModelConfig) -> Any:
-    return config.blocks[config.layers()[0]]
+            roles = [f"{ours}.mixer.{role}_proj" for role in "qkv"]
+            parts.link_grouped(links, roles, f"{theirs}.{qkv}", block.mixer.n_kv_heads or block.mixer.n_heads)
 
 
 # -- GPT-2 -------------------------------------------------------------------------------------------------------------
@@ -105,10 +96,8 @@ def _gpt2(settings: Settings) -> Table:
 def _link_gpt2(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config, prefix="transformer", embedding="wte", norm="ln_f")
     links.same("stem.position.table", "transformer.wpe.weight")
-    norms = {"mixer_norm": "ln_1", "channel_norm": "ln_2"}
-    link_layers(links, config, "transformer.h", norms, buffers=("attn.bias", "attn.masked_bias"))
-    for i in range(len(config.layers())):
-        ours, theirs = f"stack.layers.{i}", f"transformer.h.{i}"
+    for _, ours, theirs in parts.each_layer(links, config, ("ln_1", "ln_2"), prefix="transformer.h"):
+        links.passed_over(f"{theirs}.attn.bias", f"{theirs}.attn.masked_bias")
         roles, qkv = [f"{ours}.mixer.{role}_proj" for role in "qkv"], f"{theirs}.attn.c_attn"
         links.link([f"{role}.weight" for role in roles], [f"{qkv}.weight"], _columns_as_rows, _rows_as_columns)
         links.fused([f"{role}.bias" for role in roles], f"{qkv}.bias")
@@ -128,7 +117,7 @@ def _rows_as_columns(x: list[Tensor]) -> list[Tensor]:
 
 
 def _gpt2_settings(config: LanguageModelConfig) -> Table:
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     mixer, channel = blocks[0].mixer, blocks[0].channel_mixer
     return {
         **_renamed(config, OLD), "n_head": mixer.n_heads, "n_inner": channel.d_ff,
@@ -170,7 +159,7 @@ def _link_gpt_neox(links: WeightMap, config: LanguageModelConfig) -> None:
 
 
 def _gpt_neox_settings(config: LanguageModelConfig) -> Table:
-    block = _first(config)
+    block = parts.first_block(config)
     return {
         **parts.ends_settings(config), "num_attention_heads": block.mixer.n_heads,
         "intermediate_size": block.channel_mixer.d_ff, "layer_norm_eps": block.norm.eps,
@@ -210,7 +199,7 @@ def _link_gptj(links: WeightMap, config: LanguageModelConfig) -> None:
 
 
 def _gptj_settings(config: LanguageModelConfig) -> Table:
-    block = _first(config)
+    block = parts.first_block(config)
     width = config.d_model // block.mixer.n_heads
     return {
         **_renamed(config, OLD), "n_head": block.mixer.n_heads, "n_inner": block.channel_mixer.d_ff,
@@ -245,7 +234,7 @@ def _link_phi(links: WeightMap, config: LanguageModelConfig) -> None:
 
 
 def _phi_settings(config: LanguageModelConfig) -> Table:
-    block = _first(config)
+    block = parts.first_block(config)
     mixer = block.mixer
     return {
         **parts.ends_settings(config), "num_attention_heads": mixer.n_heads,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -12,7 +10,6 @@ from hybridtf.interop.families.decoders import heads, settings_of
 from hybridtf.interop.family import Family, Table
 from hybridtf.interop.positions import rope
 from hybridtf.interop.settings import Settings
-from hybridtf.interop.stacks import stack_of
 from hybridtf.interop.weight_map import WeightMap
 from hybridtf.models import LanguageModelConfig
 
@@ -27,7 +24,7 @@ def _gpt_oss(settings: Settings) -> Table:
     settings.only("hidden_act", "silu")
     settings.only("swiglu_alpha", 1.702)
     settings.passed_over("initial_context_length", "experts_per_token")  # said again in other words
-    local = parts.layer_kinds(settings, lambda i: i % 2 == 1)
+    local = parts.near_layers(settings, lambda i: i % 2 == 1)
     norm = parts.norm(settings, default=1e-5)
     if "rope_parameters" not in settings and "rope_scaling" not in settings:
         settings.values["rope_scaling"] = YARN
@@ -45,7 +42,7 @@ def _gpt_oss(settings: Settings) -> Table:
     layers = [
         {"mixer": {**attention, **(window if near else {})}, "channel_mixer": experts, "norm": norm} for near in local
     ]
-    return {**parts.ends(settings, tied=False), "final_norm": norm, **stack_of(layers)}
+    return parts.stack(settings, layers, norm)
 
 
 def _apart(x: list[Tensor]) -> list[Tensor]:
@@ -59,10 +56,7 @@ def _in_turn(x: list[Tensor]) -> list[Tensor]:
 
 def _link(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config)
-    for i in range(len(config.layers())):
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
-        links.same(f"{ours}.channel_norm", f"{theirs}.post_attention_layernorm")
+    for _, ours, theirs in parts.each_layer(links, config):
         parts.link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn", sinks="sinks")
         links.same(f"{ours}.channel_mixer.router", f"{theirs}.mlp.router")
         mine, yours = f"{ours}.channel_mixer.experts", f"{theirs}.mlp.experts"
@@ -72,7 +66,7 @@ def _link(links: WeightMap, config: LanguageModelConfig) -> None:
 
 
 def _settings(config: LanguageModelConfig) -> Table:
-    block: Any = config.blocks[config.layers()[0]]
+    block = parts.first_block(config)
     moe = block.channel_mixer
     return {
         **settings_of(config), **parts.window_settings(config), "attention_bias": block.mixer.qkv_bias, "hidden_act": "silu",

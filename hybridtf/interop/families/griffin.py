@@ -67,22 +67,17 @@ def _root(d_model: int) -> float:
 
 def _link(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config, norm="final_norm")
-    for i, name in enumerate(config.layers()):
-        block: Any = config.blocks[name]
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        links.same(f"{ours}.mixer_norm", f"{theirs}.temporal_pre_norm")
-        links.same(f"{ours}.channel_norm", f"{theirs}.channel_pre_norm")
+    for block, ours, theirs in parts.each_layer(links, config, ("temporal_pre_norm", "channel_pre_norm")):
         parts.link_gated(links, f"{ours}.channel_mixer", f"{theirs}.mlp_block")
         if block.mixer.type == "griffin_recurrent":
-            for one, other in _NAMES.items():
-                links.same(f"{ours}.mixer.{one}", f"{theirs}.temporal_block.{other}")
+            links.named(f"{ours}.mixer", f"{theirs}.temporal_block", _NAMES)
             links.convolution(f"{ours}.mixer.conv", f"{theirs}.temporal_block.conv_1d")
         else:
             parts.link_attention(links, f"{ours}.mixer", f"{theirs}.temporal_block")
 
 
 def _settings(config: LanguageModelConfig) -> Table:
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     recurrent = next((block.mixer for block in blocks if block.mixer.type == "griffin_recurrent"), None)
     attention = next((block.mixer for block in blocks if block.mixer.type != "griffin_recurrent"), None)
     mixer: Any = attention or recurrent

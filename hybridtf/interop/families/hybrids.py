@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hybridtf.core import CheckpointError
 from hybridtf.interop.families import parts
 from hybridtf.interop.families.decoders import heads
 from hybridtf.interop.family import Family, Table
 from hybridtf.interop.positions import rope, rope_settings
 from hybridtf.interop.settings import Settings
-from hybridtf.interop.stacks import stack_of
 from hybridtf.interop.weight_map import WeightMap
 from hybridtf.models import LanguageModelConfig
 
@@ -57,32 +54,19 @@ def _jamba(settings: Settings) -> Table:
         }
         for i, kind in enumerate(kinds)
     ]
-    return {**parts.ends(settings, tied=False), "final_norm": norm, **stack_of(layers)}
+    return parts.stack(settings, layers, norm)
 
 
 def _link_jamba(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config, norm="final_layernorm")
-    for i, name in enumerate(config.layers()):
-        block: Any = config.blocks[name]
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
-        links.same(f"{ours}.channel_norm", f"{theirs}.pre_ff_layernorm")
-        if block.mixer.type == "mamba":
-            parts.link_mamba(links, f"{ours}.mixer", f"{theirs}.mamba")
-            for one in ("dt", "b", "c"):
-                links.same(f"{ours}.mixer.{one}_norm", f"{theirs}.mamba.{one}_layernorm")
-        else:
-            parts.link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn")
-        if links.has(f"{ours}.channel_mixer.router"):
-            links.same(f"{ours}.channel_mixer.router", f"{theirs}.feed_forward.router")
-            n = block.channel_mixer.n_experts
-            parts.link_experts(links, f"{ours}.channel_mixer.experts", f"{theirs}.feed_forward.experts", n)
-        else:
-            parts.link_gated(links, f"{ours}.channel_mixer", f"{theirs}.feed_forward")
+    for block, ours, theirs in parts.each_layer(links, config, ("input_layernorm", "pre_ff_layernorm")):
+        parts.link_scan_or_attention(links, f"{ours}.mixer", theirs, block.mixer)
+        links.named(f"{ours}.mixer", f"{theirs}.mamba", {f"{one}_norm": f"{one}_layernorm" for one in ("dt", "b", "c")})
+        parts.link_channel(links, f"{ours}.channel_mixer", f"{theirs}.feed_forward", block.channel_mixer, router="router")
 
 
 def _jamba_settings(config: LanguageModelConfig) -> Table:
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     mamba = next(b.mixer for b in blocks if b.mixer.type == "mamba")
     attention = [i for i, b in enumerate(blocks) if b.mixer.type != "mamba"]
     experts = [i for i, b in enumerate(blocks) if hasattr(b.channel_mixer, "n_experts")]
@@ -125,25 +109,18 @@ def _bamba(settings: Settings) -> Table:
     channel = parts.gated(settings, settings.count("intermediate_size"), bias=settings.flag("mlp_bias", False))
     mixers = {"full_attention": attention, "linear_attention": mamba}
     layers = [{"mixer": mixers[kind], "channel_mixer": channel, "norm": norm} for kind in kinds]
-    return {**parts.ends(settings, tied=False), "final_norm": norm, **stack_of(layers)}
+    return parts.stack(settings, layers, norm)
 
 
 def _link_bamba(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config, norm="final_layernorm")
-    for i, name in enumerate(config.layers()):
-        block: Any = config.blocks[name]
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
-        links.same(f"{ours}.channel_norm", f"{theirs}.pre_ff_layernorm")
-        if block.mixer.type == "mamba2":
-            parts.link_mamba2(links, f"{ours}.mixer", f"{theirs}.mamba")
-        else:
-            parts.link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn")
+    for block, ours, theirs in parts.each_layer(links, config, ("input_layernorm", "pre_ff_layernorm")):
+        parts.link_scan_or_attention(links, f"{ours}.mixer", theirs, block.mixer)
         parts.link_gated(links, f"{ours}.channel_mixer", f"{theirs}.feed_forward")
 
 
 def _bamba_settings(config: LanguageModelConfig) -> Table:
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     mamba = next(b.mixer for b in blocks if b.mixer.type == "mamba2")
     attend = [i for i, b in enumerate(blocks) if b.mixer.type != "mamba2"]
     attention, channel = blocks[attend[0]].mixer, blocks[0].channel_mixer

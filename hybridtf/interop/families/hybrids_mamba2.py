@@ -93,26 +93,20 @@ def _nemotron(settings: Settings) -> Table:
         "mlp": {"channel_mixer": mlp}, "moe": {"channel_mixer": _nemotron_experts(settings)},
     }
     layers = [{**branch[kind], "norm": norm} for kind in _nemotron_kinds(settings)]
-    return {**parts.ends(settings, tied=False), "final_norm": norm, **stack_of(layers)}
+    return parts.stack(settings, layers, norm)
 
 
 def _link_nemotron(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config, prefix="backbone", embedding="embeddings", norm="norm_f")
-    for i, name in enumerate(config.layers()):
-        block: Any = config.blocks[name]
-        ours, theirs = f"stack.layers.{i}", f"backbone.layers.{i}"
+    for block, ours, theirs in parts.each_layer(links, config, {}, prefix="backbone.layers"):
         channel = f"{ours}.channel_mixer"
         links.same(f"{ours}.{'mixer' if block.channel_mixer is None else 'channel'}_norm", f"{theirs}.norm")
         if block.channel_mixer is None:
             link = parts.link_mamba2 if block.mixer.type == "mamba2" else parts.link_attention
             link(links, f"{ours}.mixer", f"{theirs}.mixer")
         elif links.has(f"{channel}.router"):
-            links.same(f"{channel}.router", f"{theirs}.mixer.gate")
-            links.same(f"{channel}.selection.bias", f"{theirs}.mixer.gate.e_score_correction_bias")
-            links.same(f"{channel}.shared", f"{theirs}.mixer.shared_experts")
-            links.same(f"{channel}.latent_in", f"{theirs}.mixer.fc1_latent_proj")
-            links.same(f"{channel}.latent_out", f"{theirs}.mixer.fc2_latent_proj")
-            parts.link_experts(links, f"{channel}.experts", f"{theirs}.mixer.experts", block.channel_mixer.n_experts)
+            links.named(channel, f"{theirs}.mixer", {"latent_in": "fc1_latent_proj", "latent_out": "fc2_latent_proj"})
+            parts.link_channel(links, channel, f"{theirs}.mixer", block.channel_mixer, unit=WeightMap.same)
         else:
             links.same(channel, f"{theirs}.mixer")
 
@@ -124,7 +118,7 @@ def _kind_of(block: Any) -> str:
 
 
 def _nemotron_settings(config: LanguageModelConfig) -> Table:
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     kinds = [_kind_of(block) for block in blocks]
     first = {kind: blocks[kinds.index(kind)] for kind in kinds}
     found = {
@@ -166,11 +160,11 @@ def _nemotron_expert_settings(moe: Any) -> Table:
 
 
 def _falcon(settings: Settings) -> Table:
-    norm, bias = parts.norm(settings, default=1e-5), settings.flag("attention_bias", False)
+    norm = parts.norm(settings, default=1e-5)
     settings.only("hidden_act", "silu")
     settings.only("mamba_use_mlp", True)
     settings.passed_over("mlp_expansion_factor", "layers_block_type", "layer_types", "sliding_window", "attn_layer_indices")
-    attention = {**heads(settings), "position": rope(settings), **({"qkv_bias": True, "out_bias": True} if bias else {})}
+    attention = {**heads(settings), "position": rope(settings), **parts.biased(settings)}
     if (keys := settings.number("key_multiplier", 1.0)) != 1.0:
         attention["scale"] = _width(attention, settings.count("hidden_size")) ** -0.5 * keys
     gate, down = settings.take("mlp_multipliers", [1.0, 1.0], kind=list)
@@ -210,17 +204,14 @@ def _falcon_mamba(settings: Settings, eps: float) -> Table:
 
 def _link_falcon(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config, norm="final_layernorm")
-    for i in range(len(config.layers())):
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
-        links.same(f"{ours}.channel_norm", f"{theirs}.pre_ff_layernorm")
+    for _, ours, theirs in parts.each_layer(links, config, ("input_layernorm", "pre_ff_layernorm")):
         parts.link_mamba2(links, f"{ours}.mixer.branch0", f"{theirs}.mamba")
         parts.link_attention(links, f"{ours}.mixer.branch1", f"{theirs}.self_attn")
         parts.link_gated(links, f"{ours}.channel_mixer", f"{theirs}.feed_forward")
 
 
 def _falcon_settings(config: LanguageModelConfig) -> Table:
-    block: Any = config.blocks[config.layers()[0]]
+    block = parts.first_block(config)
     (mamba, attention), channel = block.mixer.branches, block.channel_mixer
     width = attention.head_dim or config.d_model // attention.n_heads
     keys = 1.0 if attention.scale is None else attention.scale * width**0.5
@@ -256,8 +247,7 @@ def _granite(settings: Settings) -> Table:
     settings.only("normalization_function", "rmsnorm")
     settings.passed_over("init_method")
     placed, position = settings.only("position_embedding_type", "nope", "rope"), rope(settings)
-    bias = {"qkv_bias": True, "out_bias": True} if settings.flag("attention_bias", False) else {}
-    attention = {**heads(settings), **bias, "position": position if placed == "rope" else {"type": "none"}}
+    attention = {**heads(settings), **parts.biased(settings), "position": position if placed == "rope" else {"type": "none"}}
     if (scale := settings.number("attention_multiplier", 1.0)) != _width(attention, settings.count("hidden_size")) ** -0.5:
         attention["scale"] = scale
     mamba, shared = parts.mamba2(settings, norm["eps"]), settings.count("shared_intermediate_size", 1024)
@@ -278,28 +268,20 @@ def _granite(settings: Settings) -> Table:
 
 def _link_granite(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config)
-    for i, name in enumerate(config.layers()):
-        block: Any = config.blocks[name]
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
+    for block, ours, theirs in parts.each_layer(links, config):
         channel, sparse = f"{ours}.channel_mixer", f"{theirs}.block_sparse_moe"
-        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
-        links.same(f"{ours}.channel_norm", f"{theirs}.post_attention_layernorm")
-        if block.mixer.type == "mamba2":
-            parts.link_mamba2(links, f"{ours}.mixer", f"{theirs}.mamba")
-        else:
-            parts.link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn")
+        parts.link_scan_or_attention(links, f"{ours}.mixer", theirs, block.mixer)
         dense = channel
         if links.has(f"{channel}.router"):
             dense = f"{channel}.shared"
             links.same(f"{channel}.router", f"{sparse}.router.layer")
             both = [f"{sparse}.{name}.weight" for name in ("input_linear", "output_linear")]
             parts.link_fused_experts(links, f"{channel}.experts", *both)
-        links.fused([f"{dense}.gate_proj", f"{dense}.up_proj"], f"{theirs}.shared_mlp.input_linear")
-        links.same(f"{dense}.down_proj", f"{theirs}.shared_mlp.output_linear")
+        parts.link_fused_gated(links, dense, f"{theirs}.shared_mlp", "input_linear", "output_linear")
 
 
 def _granite_settings(config: LanguageModelConfig) -> Table:
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     kinds = ["linear_attention" if block.mixer.type == "mamba2" else "full_attention" for block in blocks]
     mamba = next((block.mixer for block in blocks if block.mixer.type == "mamba2"), None)
     attention = next((block.mixer for block in blocks if block.mixer.type != "mamba2"), None)

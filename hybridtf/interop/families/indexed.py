@@ -5,15 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from hybridtf.core import CheckpointError
 from hybridtf.interop.families import parts
+from hybridtf.interop.families.latents import latent_settings
 from hybridtf.interop.family import Family, Table
-from hybridtf.interop.positions import rope, rope_settings
+from hybridtf.interop.positions import rope
 from hybridtf.interop.settings import Settings
-from hybridtf.interop.stacks import stack_of
 from hybridtf.interop.weight_map import WeightMap
 from hybridtf.models import LanguageModelConfig
 
@@ -56,18 +54,14 @@ def _model(
         }
         for choice, sparse in zip(choices, _sparse(settings, dense_first), strict=True)
     ]
-    return {**parts.ends(settings, tied=False), "final_norm": norm, **stack_of(layers)}
+    return parts.stack(settings, layers, norm)
 
 
 def _sparse(settings: Settings, dense_first: int) -> list[bool]:
     """Whether each layer has experts."""
-    n = settings.count("num_hidden_layers")
     first = settings.take("first_k_dense_replace", dense_first, kind=int)
     settings.only("moe_layer_freq", 1)
-    kinds = settings.take("mlp_layer_types", ["dense" if i < first else "sparse" for i in range(n)], kind=list)
-    if len(kinds) != n or set(kinds) - {"dense", "sparse"}:
-        raise CheckpointError(f"{settings.where}: mlp_layer_types is {kinds}; {n} of dense and sparse are wanted")
-    return [kind == "sparse" for kind in kinds]
+    return parts.sparse_layers(settings, first)
 
 
 def _experts(settings: Settings, groups_of: tuple[int, int]) -> Table:
@@ -107,9 +101,7 @@ def _glm(settings: Settings) -> Table:
 
 def _choices(settings: Settings, said: list[Any]) -> list[str]:
     """What each layer does with a choice, by the kind of its indexer; ``said``: where the settings do not say."""
-    kinds, n = settings.take("indexer_types", said, kind=list), settings.count("num_hidden_layers")
-    if len(kinds) != n or set(kinds) - {"full", "shared"}:
-        raise CheckpointError(f"{settings.where}: indexer_types is {kinds}; {n} of full and shared are wanted")
+    kinds = parts.kinds(settings, ("full", "shared"), said, "indexer_types")
     followed = [kind == "full" and after == "shared" for kind, after in zip(kinds, [*kinds[1:], "full"], strict=True)]
     return ["write" if read else "own" if kind == "full" else "read" for kind, read in zip(kinds, followed, strict=True)]
 
@@ -145,20 +137,10 @@ _NAMES = {
 
 def _link_mixer(links: WeightMap, ours: str, theirs: str, n_heads: int) -> None:
     """Queries and gates are one matrix there, head by head."""
-    for one, other in _NAMES.items():
-        links.same(f"{ours}.{one}", f"{theirs}.{other}")
+    links.named(ours, theirs, _NAMES)
     if not links.has(f"{ours}.gate_proj"):
         return links.same(f"{ours}.q_b_proj", f"{theirs}.q_b_proj")
-    names = [f"{ours}.q_b_proj.weight", f"{ours}.gate_proj.weight"]
-    widths = [links.own[name][0] // n_heads for name in names]
-
-    def read(x: list[Tensor]) -> list[Tensor]:
-        return [part.flatten(0, 1) for part in x[0].unflatten(0, (n_heads, -1)).split(widths, 1)]
-
-    def write(x: list[Tensor]) -> list[Tensor]:
-        return [torch.cat([part.unflatten(0, (n_heads, -1)) for part in x], 1).flatten(0, 1)]
-
-    return links.link(names, [f"{theirs}.q_b_proj.weight"], read, write)
+    return parts.link_grouped(links, [f"{ours}.q_b_proj", f"{ours}.gate_proj"], f"{theirs}.q_b_proj", n_heads)
 
 
 def _link_norm(links: WeightMap, ours: str, theirs: str) -> None:
@@ -172,76 +154,48 @@ def _link_norm(links: WeightMap, ours: str, theirs: str) -> None:
 
 def _link(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config)
-    for i, name in enumerate(config.layers()):
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        block: Any = config.blocks[name]
+    for block, ours, theirs in parts.each_layer(links, config, {}):
         _link_norm(links, f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
         _link_norm(links, f"{ours}.channel_norm", f"{theirs}.post_attention_layernorm")
         _link_mixer(links, f"{ours}.mixer", f"{theirs}.self_attn", block.mixer.n_heads)
-        if not links.has(f"{ours}.channel_mixer.router"):
-            parts.link_gated(links, f"{ours}.channel_mixer", f"{theirs}.mlp")
-            continue
-        links.same(f"{ours}.channel_mixer.router", f"{theirs}.mlp.gate")
-        links.same(f"{ours}.channel_mixer.selection.bias", f"{theirs}.mlp.gate.e_score_correction_bias")
-        parts.link_experts(links, f"{ours}.channel_mixer.experts", f"{theirs}.mlp.experts", block.channel_mixer.n_experts)
-        parts.link_gated(links, f"{ours}.channel_mixer.shared", f"{theirs}.mlp.shared_experts")
+        parts.link_channel(links, f"{ours}.channel_mixer", f"{theirs}.mlp", block.channel_mixer)
     links.further(f"model.layers.{len(config.layers())}.")  # predicts the token after the next
 
 
 def _deepseek_settings(config: LanguageModelConfig) -> Table:
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     mixer = next(block.mixer for block in blocks if block.mixer.index_choice != "read")
     moe = next(block.channel_mixer for block in blocks if block.channel_mixer.type == "moe")
     dense = next((block.channel_mixer for block in blocks if block.channel_mixer.type != "moe"), moe)
     return {
-        **parts.ends_settings(config), "rms_norm_eps": blocks[0].norm.eps, "num_attention_heads": mixer.n_heads,
-        "num_key_value_heads": mixer.n_heads, "q_lora_rank": mixer.q_lora_rank, "kv_lora_rank": mixer.kv_lora_rank,
-        "qk_nope_head_dim": mixer.qk_nope_head_dim, "qk_rope_head_dim": mixer.qk_rope_head_dim, "v_head_dim": mixer.v_dim,
-        "head_dim": mixer.qk_rope_head_dim, "rope_parameters": rope_settings(mixer.position.to_dict()),
-        "attention_bias": mixer.bias, "index_n_heads": mixer.index_n_heads, "index_head_dim": mixer.index_head_dim,
+        **parts.ends_settings(config), **latent_settings(mixer), "rms_norm_eps": blocks[0].norm.eps,
+        "head_dim": mixer.qk_rope_head_dim, "index_n_heads": mixer.index_n_heads, "index_head_dim": mixer.index_head_dim,
         "index_topk": mixer.index_top_k, "intermediate_size": dense.d_ff, "hidden_act": parts.activation_name(moe.activation),
         "mlp_layer_types": ["sparse" if block.channel_mixer.type == "moe" else "dense" for block in blocks],
-        "moe_intermediate_size": moe.d_ff, "n_routed_experts": moe.n_experts, "n_shared_experts": moe.d_ff_shared // moe.d_ff,
-        "num_experts_per_tok": moe.top_k, "n_group": moe.n_groups, "topk_group": moe.top_k_groups,
-        "norm_topk_prob": moe.normalize, "routed_scaling_factor": moe.routed_scale,
+        **parts.expert_settings(moe),
     }
 
 
 def _glm_settings(config: LanguageModelConfig) -> Table:
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     kinds = ["shared" if block.mixer.index_choice == "read" else "full" for block in blocks]
     return {**_deepseek_settings(config), "indexer_types": kinds}
 
 
 def _axk2_settings(config: LanguageModelConfig) -> Table:
-    block: Any = config.blocks[config.layers()[0]]
+    block = parts.first_block(config)
     return {**_deepseek_settings(config), "gated_norm_rank": block.mixer_norm.gate_rank}
-
-
-_HY_NAMES = {"proj": "fn", "bias": "base", "scale": "scale"}
 
 
 def _link_hy(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config)
-    for one, other in _HY_NAMES.items():
-        links.same(f"stack.merge.streams.logits.{one}", f"model.hc_pre.hc_head.hc_head_{other}")
-    for i, name in enumerate(config.layers()):
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        block: Any = config.blocks[name]
-        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
-        links.same(f"{ours}.channel_norm", f"{theirs}.post_attention_layernorm")
-        for one, other in _HY_NAMES.items():
-            links.same(f"{ours}.mixer_streams.logits.{one}", f"{theirs}.hc_pre.hc_attn_layer.hc_{other}")
-            links.same(f"{ours}.channel_streams.logits.{one}", f"{theirs}.hc_pre.hc_mlp_layer.hc_{other}")
+    parts.link_streams(links, "stack.merge.streams", "model.hc_pre.hc_head.hc_head_")
+    for block, ours, theirs in parts.each_layer(links, config):
+        parts.link_streams(links, f"{ours}.mixer_streams", f"{theirs}.hc_pre.hc_attn_layer.hc_")
+        parts.link_streams(links, f"{ours}.channel_streams", f"{theirs}.hc_pre.hc_mlp_layer.hc_")
         _link_hy_mixer(links, f"{ours}.mixer", f"{theirs}.self_attn", block.mixer)
-        if not links.has(f"{ours}.channel_mixer.router"):
-            parts.link_gated(links, f"{ours}.channel_mixer", f"{theirs}.mlp", gate="linear_gate")
-            continue
-        links.same(f"{ours}.channel_mixer.router", f"{theirs}.mlp.gate")
-        links.same(f"{ours}.channel_mixer.selection.bias", f"{theirs}.mlp.gate.e_score_correction_bias")
-        experts = f"{theirs}.mlp.experts"
-        parts.link_fused_experts(links, f"{ours}.channel_mixer.experts", f"{experts}.gate_up_proj", f"{experts}.down_proj")
-        parts.link_gated(links, f"{ours}.channel_mixer.shared", f"{theirs}.mlp.shared_experts", gate="linear_gate")
+        unit = partial(parts.link_gated, gate="linear_gate")
+        parts.link_channel(links, f"{ours}.channel_mixer", f"{theirs}.mlp", block.channel_mixer, fused=True, unit=unit)
 
 
 def _link_hy_mixer(links: WeightMap, ours: str, theirs: str, mixer: Any) -> None:
@@ -266,8 +220,8 @@ def _rolled(x: Tensor, width: int, by: int) -> Tensor:
 
 
 def _hy_settings(config: LanguageModelConfig) -> Table:
-    block: Any = config.blocks[config.layers()[0]]
-    moe: Any = next(b for name in config.layers() if (b := getattr(config.blocks[name], "channel_mixer")).type == "moe")  # noqa: B009
+    block = parts.first_block(config)
+    moe = next(block.channel_mixer for block in parts.blocks_of(config) if block.channel_mixer.type == "moe")
     return {
         **_glm_settings(config), "hc_mult": block.n_streams, "hc_magnitude": block.magnitude, "hc_eps": block.eps,
         "swiglu_limit": moe.limit, **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0),

@@ -136,8 +136,7 @@ def _link(links: WeightMap, config: LanguageModelConfig) -> None:
     layers = _visited(config)
     for i, (ours, block) in enumerate(layers):
         theirs = f"model.llm.layers.{i}"
-        for one, other in _MIXER.items():
-            links.same(f"{ours}.mixer.{one}", f"{theirs}.attn.{other}")
+        links.named(f"{ours}.mixer", f"{theirs}.attn", _MIXER)
         links.convolution(f"{ours}.mixer.out_conv", f"{theirs}.attn_sconv")
         links.convolution(f"{ours}.channel_mixer.out_conv", f"{theirs}.mlp_sconv")
         for role in ("k", "v"):
@@ -315,10 +314,7 @@ def _scaled(settings: Settings, kind: str) -> Table:
 def _link_inkling(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config)
     links.same("stem.norm", "model.embed_tokens.embed_norm")
-    for i in range(len(config.layers())):
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
-        links.same(f"{ours}.channel_norm", f"{theirs}.post_attention_layernorm")
+    for _, ours, theirs in parts.each_layer(links, config):
         parts.link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn", r_proj="r_proj", rel_bank="rel_logits_proj.proj")
         for role in ("k", "v"):
             links.convolution(f"{ours}.mixer.{role}_conv", f"{theirs}.self_attn.{role}_sconv.conv1d")
@@ -356,7 +352,7 @@ def _link_all_experts(links: WeightMap, ours: str, theirs: str) -> None:
 
 
 def _inkling_settings(config: LanguageModelConfig) -> Table:
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     kinds = [FULL if block.mixer.window is None else SLIDING for block in blocks]
     inner = [block.channel_mixer.channel_mixer for block in blocks]
     channels = ["sparse" if hasattr(one, "n_experts") else "dense" for one in inner]

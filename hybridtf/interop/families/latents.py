@@ -8,7 +8,6 @@ from hybridtf.interop.families import parts
 from hybridtf.interop.family import Family, Table
 from hybridtf.interop.positions import rope, rope_settings
 from hybridtf.interop.settings import Settings
-from hybridtf.interop.stacks import stack_of
 from hybridtf.interop.weight_map import WeightMap
 from hybridtf.models import LanguageModelConfig
 
@@ -31,7 +30,7 @@ def latent(settings: Settings, *, interleaved: bool, v_dim: int = 128) -> Table:
 def _stack(settings: Settings, mixer: Table, channels: list[Table], *, tied: bool, eps: float = 1e-6, **more: Any) -> Table:
     norm = parts.norm(settings, default=eps)
     layers = [{"mixer": mixer, "channel_mixer": channel, "norm": norm, **more} for channel in channels]
-    return {**parts.ends(settings, tied=tied), "final_norm": norm, **stack_of(layers)}
+    return parts.stack(settings, layers, norm, tied=tied)
 
 
 def _channels(settings: Settings, first_dense: int, options: Table) -> list[Table]:
@@ -84,34 +83,19 @@ def _minicpm3(settings: Settings) -> Table:
 
 # -- weights -----------------------------------------------------------------------------------------------------------
 
-_LATENT = {
-    "q_proj": "q_proj", "q_a_proj": "q_a_proj", "q_a_norm": "q_a_layernorm", "q_b_proj": "q_b_proj",
-    "kv_a_proj": "kv_a_proj_with_mqa", "kv_a_norm": "kv_a_layernorm", "kv_b_proj": "kv_b_proj", "out_proj": "o_proj",
-}
-
-
-def link_latent(links: WeightMap, ours: str, theirs: str) -> None:
-    """A layer of latent attention."""
-    for one, other in _LATENT.items():
-        links.same(f"{ours}.{one}", f"{theirs}.{other}")
+def link_latent(links: WeightMap, ours: str, theirs: str, out: str = "o_proj") -> None:
+    """A layer of latent attention; ``out``: how its last projection is called."""
+    links.named(ours, theirs, {
+        "q_proj": "q_proj", "q_a_proj": "q_a_proj", "q_a_norm": "q_a_layernorm", "q_b_proj": "q_b_proj",
+        "kv_a_proj": "kv_a_proj_with_mqa", "kv_a_norm": "kv_a_layernorm", "kv_b_proj": "kv_b_proj", "out_proj": out,
+    })
 
 
 def _link(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config)
-    for i, name in enumerate(config.layers()):
-        block: Any = config.blocks[name]
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
-        links.same(f"{ours}.channel_norm", f"{theirs}.post_attention_layernorm")
+    for block, ours, theirs in parts.each_layer(links, config):
         link_latent(links, f"{ours}.mixer", f"{theirs}.self_attn")
-        channel = f"{ours}.channel_mixer"
-        if not links.has(f"{channel}.router"):
-            parts.link_gated(links, channel, f"{theirs}.mlp")
-            continue
-        links.same(f"{channel}.router", f"{theirs}.mlp.gate")
-        links.same(f"{channel}.selection.bias", f"{theirs}.mlp.gate.e_score_correction_bias")
-        parts.link_experts(links, f"{channel}.experts", f"{theirs}.mlp.experts", block.channel_mixer.n_experts)
-        parts.link_gated(links, f"{channel}.shared", f"{theirs}.mlp.shared_experts")
+        parts.link_channel(links, f"{ours}.channel_mixer", f"{theirs}.mlp", block.channel_mixer)
 
 
 # -- back --------------------------------------------------------------------------------------------------------------
@@ -123,29 +107,23 @@ def latent_settings(mixer: Any) -> Table:
         "num_attention_heads": mixer.n_heads, "num_key_value_heads": mixer.n_heads, "q_lora_rank": mixer.q_lora_rank,
         "kv_lora_rank": mixer.kv_lora_rank, "qk_nope_head_dim": mixer.qk_nope_head_dim,
         "qk_rope_head_dim": mixer.qk_rope_head_dim, "v_head_dim": mixer.v_dim, "attention_bias": mixer.bias,
-        "rope_parameters": rope_settings(mixer.position.to_dict()),
+        **({} if mixer.position.type == "none" else {"rope_parameters": rope_settings(mixer.position.to_dict())}),
     }
 
 
-def _blocks(config: LanguageModelConfig) -> list[Any]:
-    return [config.blocks[name] for name in config.layers()]
-
-
 def _experts_settings(config: LanguageModelConfig) -> Table:
-    blocks = _blocks(config)
+    blocks = parts.blocks_of(config)
     dense = [block.channel_mixer for block in blocks if not hasattr(block.channel_mixer, "n_experts")]
     moe = next(block.channel_mixer for block in blocks if hasattr(block.channel_mixer, "n_experts"))
     return {
         **parts.ends_settings(config), **latent_settings(blocks[0].mixer), "rms_norm_eps": blocks[0].norm.eps,
         "hidden_act": "silu", "intermediate_size": dense[0].d_ff if dense else moe.d_ff, "first_k_dense_replace": len(dense),
-        "n_routed_experts": moe.n_experts, "num_experts_per_tok": moe.top_k, "moe_intermediate_size": moe.d_ff,
-        "n_shared_experts": moe.d_ff_shared // moe.d_ff, "routed_scaling_factor": moe.routed_scale,
-        "norm_topk_prob": moe.normalize, "n_group": moe.n_groups, "topk_group": moe.top_k_groups,
+        **parts.expert_settings(moe),
     }
 
 
 def _deepseek_v3_settings(config: LanguageModelConfig) -> Table:
-    return {**_experts_settings(config), "rope_interleave": _blocks(config)[0].mixer.position.interleaved}
+    return {**_experts_settings(config), "rope_interleave": parts.first_block(config).mixer.position.interleaved}
 
 
 def _deepseek_v2_settings(config: LanguageModelConfig) -> Table:
@@ -154,7 +132,7 @@ def _deepseek_v2_settings(config: LanguageModelConfig) -> Table:
 
 
 def _minicpm3_settings(config: LanguageModelConfig) -> Table:
-    block, n = _blocks(config)[0], len(config.layers())
+    block, n = parts.first_block(config), len(config.layers())
     stem, head, channel = config.stem, config.head, block.channel_mixer
     return {
         **parts.ends_settings(config), **latent_settings(block.mixer), "rms_norm_eps": block.norm.eps,

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from hybridtf.core import CheckpointError
 from hybridtf.interop.families import parts
 from hybridtf.interop.families.decoders import heads
 from hybridtf.interop.family import Family, Table
@@ -19,16 +18,6 @@ from hybridtf.models import LanguageModelConfig
 GATES = ("w1", "w3", "w2")
 DRAWN = ("block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init", "conv_use_xavier_init")
 """How weights were drawn."""
-
-
-def _kinds(settings: Settings, *known: str, default: list[str] | None = None) -> list[str]:
-    n = settings.count("num_hidden_layers")
-    kinds: list[str] = settings.take("layer_types", *([] if default is None else [default]), kind=list)
-    unknown = sorted({str(kind) for kind in kinds} - set(known))
-    if len(kinds) != n or unknown:
-        what = f"unknown {', '.join(unknown)}" if unknown else f"{len(kinds)} entries for {n} layers"
-        raise CheckpointError(f"{settings.where}: layer_types has {what}; known here: {', '.join(known)}")
-    return kinds
 
 
 def _convolution(settings: Settings, taps: int) -> Table:
@@ -70,7 +59,7 @@ def _lfm2(settings: Settings) -> Table:
         d_ff = int(2 * d_ff / 3)
         if settings.values.get("block_ffn_dim_multiplier", 1.0) is not None:  # null leaves the rounding out as well
             d_ff = -(-int(factor * d_ff) // multiple) * multiple
-    kinds = _kinds(settings, "full_attention", "conv", default=default)
+    kinds = parts.kinds(settings, ("full_attention", "conv"), default)
     return _stack(settings, kinds, lambda i: {"type": "swiglu", "d_ff": d_ff})
 
 
@@ -84,13 +73,13 @@ def _lfm2_moe(settings: Settings) -> Table:
         "selection_bias": "fixed" if settings.flag("use_expert_bias", True) else "none",
     }
     settings.passed_over("full_attn_idxs")  # told by layer_types
-    return _stack(settings, _kinds(settings, "full_attention", "conv"), lambda i: dense if i < n_dense else sparse)
+    return _stack(settings, parts.kinds(settings, ("full_attention", "conv")), lambda i: dense if i < n_dense else sparse)
 
 
 def _lfm3(settings: Settings) -> Table:
     norm, n = parts.norm(settings, "norm_eps", 1e-5), settings.count("num_hidden_layers")
     default = ["full_attention" if i % 4 == 2 else "sliding_attention" if i % 4 == 0 < i else "conv" for i in range(n)]
-    bias = {"qkv_bias": True, "out_bias": True} if settings.flag("attention_bias", False) else {}
+    bias = parts.biased(settings)
     gate = {"output_gate": True, "output_gate_per": "head"} if settings.flag("use_attention_gate", True) else {}
     attention = {**heads(settings), "head_dim": settings.count("head_dim", 128), **bias, **gate, "qk_norm": norm}
     half = {"type": "proportional", "factor": 1.0, "turning": 0.5}
@@ -105,7 +94,7 @@ def _lfm3(settings: Settings) -> Table:
     channel = {"type": "swiglu", "d_ff": settings.count("intermediate_size", 7680)}
     layers = [
         {**wiring, "mixer": mixers[kind], "channel_mixer": channel, "norm": norm}
-        for kind in _kinds(settings, *mixers, default=default)
+        for kind in parts.kinds(settings, tuple(mixers), default)
     ]
     return {**_ends(settings), "final_norm": norm, **stack_of(layers)}
 
@@ -119,26 +108,20 @@ LFM2_NAMES = {"out_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_laye
 def _link(links: WeightMap, config: LanguageModelConfig, names: dict[str, str]) -> None:
     """``names``: parts of attention, ours and theirs."""
     parts.link_ends(links, config, norm="embedding_norm")
-    for i, name in enumerate(config.layers()):
-        block: Any = config.blocks[name]
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        links.same(f"{ours}.mixer_norm", f"{theirs}.operator_norm")
-        links.same(f"{ours}.channel_norm", f"{theirs}.ffn_norm")
-        links.same(f"{ours}.mixer_post_norm", f"{theirs}.post_operator_norm")
-        links.same(f"{ours}.channel_post_norm", f"{theirs}.post_ffn_norm")
+    norms = {
+        "mixer_norm": "operator_norm", "channel_norm": "ffn_norm", "mixer_post_norm": "post_operator_norm",
+        "channel_post_norm": "post_ffn_norm",
+    }
+    for block, ours, theirs in parts.each_layer(links, config, norms):
         if block.mixer.type == "gated_short_conv":
-            for one in ("in_proj", "out_proj"):
-                links.same(f"{ours}.mixer.{one}", f"{theirs}.conv.{one}")
+            links.named(f"{ours}.mixer", f"{theirs}.conv", ("in_proj", "out_proj"))
             links.convolution(f"{ours}.mixer.conv", f"{theirs}.conv.conv")
         else:
             parts.link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn", **names)
-        channel, feed = f"{ours}.channel_mixer", f"{theirs}.feed_forward"
-        if links.has(f"{channel}.router"):
-            links.same(f"{channel}.router", f"{feed}.gate")
-            links.same(f"{channel}.selection.bias", f"{feed}.expert_bias")
-            parts.link_experts(links, f"{channel}.experts", f"{feed}.experts", block.channel_mixer.n_experts, *GATES)
-        else:
-            parts.link_gated(links, channel, feed, *GATES)
+        parts.link_channel(
+            links, f"{ours}.channel_mixer", f"{theirs}.feed_forward", block.channel_mixer, gates=GATES, bias="expert_bias",
+            unit=partial(parts.link_gated, gate=GATES[0], up=GATES[1], down=GATES[2]),
+        )
 
 
 # -- back --------------------------------------------------------------------------------------------------------------
@@ -146,7 +129,7 @@ def _link(links: WeightMap, config: LanguageModelConfig, names: dict[str, str]) 
 
 def _common(config: LanguageModelConfig) -> tuple[Table, list[Any]]:
     """What all say alike, and the blocks."""
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     convolution = next((block.mixer for block in blocks if block.mixer.type == "gated_short_conv"), None)
     attention = next((block.mixer for block in blocks if block.mixer.type != "gated_short_conv"), None)
     kinds = [_kind_of(block.mixer) for block in blocks]

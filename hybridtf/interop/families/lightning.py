@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hybridtf.core import CheckpointError
-from hybridtf.interop.families import memories, parts
+from hybridtf.interop.families import parts
 from hybridtf.interop.families.memories import FULL, LINEAR
 from hybridtf.interop.family import Family, Table
 from hybridtf.interop.positions import rope, rope_settings
 from hybridtf.interop.settings import Settings
-from hybridtf.interop.stacks import stack_of
 from hybridtf.interop.weight_map import WeightMap
 from hybridtf.models import LanguageModelConfig
 
@@ -20,7 +17,7 @@ _BUFFERS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
 
 def _minimax(settings: Settings) -> Table:
     norm, n = parts.norm(settings, default=1e-5), settings.count("num_hidden_layers", 32)
-    kinds = memories.layer_kinds(settings, (LINEAR, FULL), [LINEAR if i % 2 else FULL for i in range(n)])
+    kinds = parts.kinds(settings, (LINEAR, FULL), [LINEAR if i % 2 else FULL for i in range(n)])
     settings.only("hidden_act", "silu")
     n_heads, d_model = settings.count("num_attention_heads", 32), settings.count("hidden_size")
     width = settings.count("head_dim", d_model // n_heads)
@@ -48,7 +45,7 @@ def _minimax(settings: Settings) -> Table:
         {"type": "normed_stream", "mixer": mixers[kind], "channel_mixer": channel, "norm": norm, **scales[kind]}
         for kind in kinds
     ]
-    return {**parts.ends(settings, tied=False), "final_norm": norm, **stack_of(layers)}
+    return parts.stack(settings, layers, norm)
 
 
 def _check(settings: Settings, n_heads: int) -> None:
@@ -71,11 +68,7 @@ def _scales(settings: Settings, mixer: str) -> Table:
 
 def _link(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config)
-    for i, name in enumerate(config.layers()):
-        block: Any = config.blocks[name]
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
-        links.same(f"{ours}.channel_norm", f"{theirs}.post_attention_layernorm")
+    for block, ours, theirs in parts.each_layer(links, config):
         at, there = f"{ours}.channel_mixer", f"{theirs}.block_sparse_moe"
         links.same(f"{at}.router", f"{there}.gate")
         parts.link_experts(links, f"{at}.experts", f"{there}.experts", block.channel_mixer.n_experts, "w1", "w3", "w2")
@@ -83,14 +76,13 @@ def _link(links: WeightMap, config: LanguageModelConfig) -> None:
         if block.mixer.type == "attention":
             parts.link_attention(links, at, there)
             continue
-        memories.link_grouped(links, [f"{at}.{role}_proj" for role in "qkv"], f"{there}.qkv_proj", block.mixer.n_heads)
-        for one, other in (("output_norm", "norm"), ("gate_proj", "output_gate"), ("out_proj", "out_proj")):
-            links.same(f"{at}.{one}", f"{there}.{other}")
+        parts.link_grouped(links, [f"{at}.{role}_proj" for role in "qkv"], f"{there}.qkv_proj", block.mixer.n_heads)
+        links.named(at, there, {"output_norm": "norm", "gate_proj": "output_gate", "out_proj": "out_proj"})
         links.passed_over(*(f"{there}.{one}" for one in _BUFFERS))
 
 
 def _settings(config: LanguageModelConfig) -> Table:
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     attention, lightning = parts.first_of(blocks, "attention"), parts.first_of(blocks, "lightning_attention")
     moe, kinds = blocks[0].channel_mixer, [LINEAR if b.mixer.type == "lightning_attention" else FULL for b in blocks]
     found = {

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hybridtf.core import CheckpointError
 from hybridtf.interop.families import parts
-from hybridtf.interop.families.decoders import PRENORM, heads
+from hybridtf.interop.families.decoders import heads
 from hybridtf.interop.family import Family, Table
 from hybridtf.interop.positions import rope, rope_settings
 from hybridtf.interop.settings import Settings
-from hybridtf.interop.stacks import stack_of
 from hybridtf.interop.weight_map import WeightMap
 from hybridtf.models import LanguageModelConfig
 
@@ -26,8 +23,7 @@ def _told(settings: Settings, n: int) -> list[bool]:
 
 def _mixer(settings: Settings, *, chunked: bool, told: bool) -> Table:
     table = heads(settings, width=128)
-    if settings.flag("attention_bias", False):
-        table |= {"qkv_bias": True, "out_bias": True}
+    table |= parts.biased(settings)
     table["position"] = {**rope(settings, theta=500000.0), "interleaved": True} if told else {"type": "none"}
     normed = settings.flag("use_qk_norm", True) and told
     tuned, floor = settings.take("attn_temperature_tuning", True, kind=(int, bool)), settings.count("floor_scale", 8192)
@@ -53,7 +49,7 @@ def _llama4(settings: Settings) -> Table:
     n, norm = settings.count("num_hidden_layers"), parts.norm(settings, default=1e-5)
     told, step = _told(settings, n), settings.count("interleave_moe_layer_step", 1)
     size = settings.count("attention_chunk_size", None if "attention_chunk_size" in settings.values else 8192)
-    chunked = parts.layer_kinds(settings, lambda i: size is None or not told[i], "chunked_attention")
+    chunked = parts.near_layers(settings, lambda i: size is None or not told[i], "chunked_attention")
     sparse = settings.take("moe_layers", list(range(step - 1, n, step)), kind=list)
     d_ff = settings.count("intermediate_size")
     dense = parts.gated(settings, settings.count("intermediate_size_mlp", 16384))
@@ -68,15 +64,12 @@ def _llama4(settings: Settings) -> Table:
         }
         for i in range(n)
     ]
-    return {**parts.ends(settings, tied=False), "final_norm": norm, **stack_of(layers)}
+    return parts.stack(settings, layers, norm)
 
 
 def _link(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config)
-    for i in range(len(config.layers())):
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        for one, other in PRENORM.items():
-            links.same(f"{ours}.{one}", f"{theirs}.{other}")
+    for _, ours, theirs in parts.each_layer(links, config):
         parts.link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn")
         mine, yours = f"{ours}.channel_mixer", f"{theirs}.feed_forward"
         if not links.has(f"{mine}.router"):
@@ -89,7 +82,7 @@ def _link(links: WeightMap, config: LanguageModelConfig) -> None:
 
 
 def _settings(config: LanguageModelConfig) -> Table:
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     told = [block.mixer.position.type != "none" for block in blocks]
     chunked = [block.mixer.type == "chunked_attention" for block in blocks]
     first, sparse = blocks[0].mixer, [i for i, block in enumerate(blocks) if hasattr(block.channel_mixer, "n_experts")]

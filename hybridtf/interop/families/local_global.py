@@ -18,10 +18,6 @@ _PLAIN = {"theta": 10000.0, "fraction": 1.0}
 """A position, where no layer has one."""
 
 
-def _blocks(config: LanguageModelConfig) -> list[Any]:
-    return [config.blocks[name] for name in config.layers()]
-
-
 def _unless_said(settings: Settings, full: list[bool]) -> None:
     """``layer_types``, where the settings do not say them."""
     if "layer_types" not in settings:
@@ -67,10 +63,7 @@ def _gpt_neo(settings: Settings) -> Table:
 def _link_gpt_neo(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config, prefix="transformer", embedding="wte", norm="ln_f")
     links.same("stem.position.table", "transformer.wpe.weight")
-    for i in range(len(config.layers())):
-        ours, theirs = f"stack.layers.{i}", f"transformer.h.{i}"
-        links.same(f"{ours}.mixer_norm", f"{theirs}.ln_1")
-        links.same(f"{ours}.channel_norm", f"{theirs}.ln_2")
+    for _, ours, theirs in parts.each_layer(links, config, ("ln_1", "ln_2"), prefix="transformer.h"):
         parts.link_attention(links, f"{ours}.mixer", f"{theirs}.attn.attention", out_proj="out_proj")
         links.same(f"{ours}.channel_mixer.up_proj", f"{theirs}.mlp.c_fc")
         links.same(f"{ours}.channel_mixer.down_proj", f"{theirs}.mlp.c_proj")
@@ -78,7 +71,7 @@ def _link_gpt_neo(links: WeightMap, config: LanguageModelConfig) -> None:
 
 
 def _gpt_neo_settings(config: LanguageModelConfig) -> Table:
-    blocks, found = _blocks(config), parts.ends_settings(config)
+    blocks, found = parts.blocks_of(config), parts.ends_settings(config)
     found["num_layers"] = found.pop("num_hidden_layers")
     kinds = ["global" if block.mixer.window is None else "local" for block in blocks]
     sizes = [block.mixer.window for block in blocks if block.mixer.window is not None]
@@ -136,13 +129,9 @@ def _link_modernbert(links: WeightMap, config: LanguageModelConfig) -> None:
         links.same(ours, theirs)
     if not links.has("head.proj"):
         links.copied("decoder.weight", f"{embedding}.weight")
-    for i in range(len(config.layers())):
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        links.same(f"{ours}.mixer_norm", f"{theirs}.attn_norm")
-        links.same(f"{ours}.channel_norm", f"{theirs}.mlp_norm")
+    for _, ours, theirs in parts.each_layer(links, config, ("attn_norm", "mlp_norm")):
         parts.link_attention(links, f"{ours}.mixer", f"{theirs}.attn", out_proj="Wo")
-        links.fused([f"{ours}.channel_mixer.gate_proj", f"{ours}.channel_mixer.up_proj"], f"{theirs}.mlp.Wi")
-        links.same(f"{ours}.channel_mixer.down_proj", f"{theirs}.mlp.Wo")
+        parts.link_fused_gated(links, f"{ours}.channel_mixer", f"{theirs}.mlp", "Wi", "Wo")
 
 
 _IDS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id"), 0)
@@ -151,7 +140,7 @@ _IDS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "cls_token
 
 def _modernbert_settings(config: LanguageModelConfig) -> Table:
     head: Any = config.head
-    blocks = _blocks(config)
+    blocks = parts.blocks_of(config)
     mixer, channel = blocks[0].mixer, blocks[0].channel_mixer
     kinds = [_FULL if block.mixer.window is None else _NEAR for block in blocks]
     positions = {kind: rope_settings(block.mixer.position.to_dict()) for kind, block in zip(kinds, blocks, strict=True)}
@@ -203,25 +192,20 @@ def _granite_swa(settings: Settings) -> Table:
 
 def _link_granite_swa(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config)
-    for i in range(len(config.layers())):
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
-        links.same(f"{ours}.channel_norm", f"{theirs}.post_attention_layernorm")
-        parts.link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn")
-        links.same(f"{ours}.mixer.sinks", f"{theirs}.self_attn.sinks")
+    for _, ours, theirs in parts.each_layer(links, config):
+        parts.link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn", sinks="sinks")
         links.same(f"{ours}.channel_mixer.router", f"{theirs}.block_sparse_moe.router")
         experts = f"{theirs}.block_sparse_moe.experts"
         parts.link_fused_experts(links, f"{ours}.channel_mixer.experts", f"{experts}.gate_up_proj", f"{experts}.down_proj")
         if links.has(f"{ours}.channel_mixer.shared"):
             shared = f"{ours}.channel_mixer.shared"
-            links.fused([f"{shared}.gate_proj", f"{shared}.up_proj"], f"{theirs}.shared_mlp.input_linear")
-            links.same(f"{shared}.down_proj", f"{theirs}.shared_mlp.output_linear")
+            parts.link_fused_gated(links, shared, f"{theirs}.shared_mlp", "input_linear", "output_linear")
 
 
 def _granite_swa_settings(config: LanguageModelConfig) -> Table:
     head: Any = config.head
     stem: Any = config.stem
-    blocks = _blocks(config)
+    blocks = parts.blocks_of(config)
     mixer, moe = blocks[0].mixer, blocks[0].channel_mixer
     thetas = [getattr(block.mixer.position, "theta", 0) for block in blocks]
     told = next((block.mixer.position.to_dict() for block in blocks if block.mixer.position.type == "rope"), _PLAIN)

@@ -56,7 +56,7 @@ def _longcat(settings: Settings) -> Table:
 def _link(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config)
     links.passed_over("model.mtp.")
-    block: Any = config.blocks[config.layers()[0]]
+    block = parts.first_block(config)
     experts = block.shortcut
     for i in range(len(config.layers()) // len(LAYER)):
         theirs = f"model.layers.{i}"

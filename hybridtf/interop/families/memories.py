@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from hybridtf.core import CheckpointError
 from hybridtf.interop.family import Table
 from hybridtf.interop.settings import Settings
 from hybridtf.interop.weight_map import WeightMap
 
 LINEAR, FULL = "linear_attention", "full_attention"
-
-
-def layer_kinds(settings: Settings, known: Sequence[str], default: Sequence[str], name: str = "layer_types") -> list[str]:
-    """The kind of each layer, of those that are ``known``."""
-    kinds: list[str] = settings.take(name, list(default), kind=list)
-    n = settings.count("num_hidden_layers")
-    unknown = sorted({str(kind) for kind in kinds if kind not in known})
-    if len(kinds) != n:
-        raise CheckpointError(f"{settings.where}: {name} has {len(kinds)} entries for {n} layers")
-    if unknown:
-        raise CheckpointError(f"{settings.where}: {name} has {', '.join(unknown)}; known here: {', '.join(known)}")
-    return kinds
 
 
 def gated_delta_net(settings: Settings, keys: int, values: int, key_dim: int, value_dim: int, eps: float) -> Table:
@@ -57,34 +42,9 @@ def link_convolutions(links: WeightMap, ours: str, theirs: str) -> None:
     )
 
 
-def link_grouped(links: WeightMap, ours: Sequence[str], theirs: str, n: int) -> None:
-    """Projections that are one of theirs, whose rows go through ``n`` heads: of each head the rows of every one of ours."""
-    names = [f"{one}.weight" for one in ours]
-    sizes = [links.own[name][0] // n for name in names]
-
-    def read(x: list[Tensor]) -> list[Tensor]:
-        return [part.flatten(0, 1) for part in x[0].unflatten(0, (n, -1)).split(sizes, 1)]
-
-    def write(x: list[Tensor]) -> list[Tensor]:
-        return [torch.cat([one.unflatten(0, (n, -1)) for one in x], 1).flatten(0, 1)]
-
-    links.link(names, [f"{theirs}.weight"], read, write)
-
-
-def link_stacked_experts(links: WeightMap, ours: str, theirs: str) -> None:
-    """Experts in two tensors of theirs: gates and values (e 2f d), and the way back (e d f)."""
-    names = [f"{ours}.gate_proj", f"{ours}.up_proj"]
-    links.link(
-        names, [f"{theirs}.gate_up_proj"], lambda x: [half.mT for half in x[0].chunk(2, 1)],
-        lambda x: [torch.cat([one.mT for one in x], 1)],
-    )
-    links.turned(f"{ours}.down_proj", f"{theirs}.down_proj", lambda x: x.mT, lambda x: x.mT)
-
-
 def link_kda(links: WeightMap, ours: str, theirs: str, *, out: str = "o_proj") -> None:
     """A layer of Kimi Delta Attention; its projections of low rank or full ones."""
-    for one in ("q_proj", "k_proj", "v_proj", "b_proj", "dt_bias"):
-        links.same(f"{ours}.{one}", f"{theirs}.{one}")
+    links.named(ours, theirs, ("q_proj", "k_proj", "v_proj", "b_proj", "dt_bias"))
     for role in "qkv":
         links.convolution(f"{ours}.conv.{role}", f"{theirs}.{role}_conv1d")
     for one, other in (("decay_proj", "f"), ("gate_proj", "g")):

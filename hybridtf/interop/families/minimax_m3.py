@@ -11,7 +11,6 @@ from hybridtf.interop.families.decoders import heads
 from hybridtf.interop.family import Family, Table
 from hybridtf.interop.positions import rope, rope_settings
 from hybridtf.interop.settings import Settings
-from hybridtf.interop.stacks import stack_of
 from hybridtf.interop.weight_map import WeightMap
 from hybridtf.models import LanguageModelConfig
 
@@ -23,9 +22,7 @@ def _kinds(settings: Settings, name: str, known: tuple[str, str], said: Any) -> 
     """Of each layer whether it is of the second kind; ``said``: by an older key, 0 or 1 for each layer."""
     n = settings.count("num_hidden_layers")
     older = None if said is None else [known[bool(one)] for one in said]
-    kinds = settings.take(name, older or [known[name == "mlp_layer_types"]] * n, kind=list)
-    if len(kinds) != n or set(kinds) - set(known):
-        raise CheckpointError(f"{settings.where}: {name} is {kinds}; {n} of {' and '.join(known)} are wanted")
+    kinds = parts.kinds(settings, known, older or [known[name == "mlp_layer_types"]] * n, name)
     return [kind == known[1] for kind in kinds]
 
 
@@ -73,34 +70,21 @@ def _table(settings: Settings) -> Table:
         {"mixer": chosen if one else whole, "channel_mixer": experts if other else dense, "norm": norm}
         for one, other in zip(sparse, has, strict=True)
     ]
-    return {**parts.ends(settings, tied=False), "final_norm": norm, **stack_of(layers)}
+    return parts.stack(settings, layers, norm)
 
 
 def _link(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config)
-    for i in range(len(config.layers())):
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
-        links.same(f"{ours}.channel_norm", f"{theirs}.post_attention_layernorm")
+    for block, ours, theirs in parts.each_layer(links, config):
         parts.link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn")
         links.same(f"{ours}.mixer.indexer", f"{theirs}.self_attn.indexer")
-        mine, yours = f"{ours}.channel_mixer", f"{theirs}.mlp"
-        if not links.has(f"{mine}.router"):
-            _link_gated(links, mine, yours)
-            continue
-        links.same(f"{mine}.router", f"{yours}.gate")
-        links.same(f"{mine}.selection.bias", f"{yours}.gate.e_score_correction_bias")
-        parts.link_fused_experts(links, f"{mine}.experts", f"{yours}.experts.gate_up_proj", f"{yours}.experts.down_proj")
-        _link_gated(links, f"{mine}.shared", f"{yours}.shared_experts")
-
-
-def _link_gated(links: WeightMap, ours: str, theirs: str) -> None:
-    links.fused([f"{ours}.gate_proj", f"{ours}.up_proj"], f"{theirs}.gate_up_proj")
-    links.same(f"{ours}.down_proj", f"{theirs}.down_proj")
+        parts.link_channel(
+            links, f"{ours}.channel_mixer", f"{theirs}.mlp", block.channel_mixer, fused=True, unit=parts.link_fused_gated
+        )
 
 
 def _settings(config: LanguageModelConfig) -> Table:
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     mixer = parts.first_of(blocks, "block_indexed_attention")
     moe = next(block.channel_mixer for block in blocks if block.channel_mixer.type == "moe")
     dense = next((block.channel_mixer for block in blocks if block.channel_mixer.type == "glu"), moe)

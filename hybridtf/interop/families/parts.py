@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hybridtf.core import CheckpointError
 from hybridtf.interop.settings import Settings
+from hybridtf.interop.stacks import stack_of
 from hybridtf.interop.weight_map import WeightMap
 from hybridtf.models import LanguageModelConfig
 
@@ -43,6 +44,16 @@ def whole(number: float) -> float:
     return int(number) if number == int(number) else number
 
 
+def blocks_of(config: LanguageModelConfig) -> list[Any]:
+    """The block of each layer, in order."""
+    return [config.blocks[name] for name in config.layers()]
+
+
+def first_block(config: LanguageModelConfig) -> Any:
+    """The block of the first layer."""
+    return blocks_of(config)[0]
+
+
 def first_of(blocks: list[Any], mixer: str) -> Any:
     """The mixer of the first block that has one of this type. Raises StopIteration, which an export takes for a no."""
     return next(block.mixer for block in blocks if block.mixer is not None and block.mixer.type == mixer)
@@ -53,21 +64,41 @@ def norm(settings: Settings, name: str = "rms_norm_eps", default: float = 1e-6) 
     return {"type": "rms_norm", "eps": settings.number(name, default)}
 
 
-def layer_kinds(settings: Settings, is_full: Callable[[int], bool], local: str = "sliding_attention") -> list[bool]:
+def kinds(
+    settings: Settings, known: Sequence[str], default: Sequence[str] | None = None, name: str = "layer_types"
+) -> list[str]:
+    """The kind of each layer, of those that are ``known``; ``default``: where it is not said, None if it has to be."""
+    found: list[str] = settings.take(name, *([] if default is None else [list(default)]), kind=list)
+    n = settings.count("num_hidden_layers")
+    unknown = sorted({str(kind) for kind in found if kind not in known})
+    if len(found) != n:
+        raise CheckpointError(f"{settings.where}: {name} has {len(found)} entries for {n} layers")
+    if unknown:
+        raise CheckpointError(f"{settings.where}: {name} has {', '.join(unknown)}; known here: {', '.join(known)}")
+    return found
+
+
+def near_layers(settings: Settings, is_full: Callable[[int], bool], local: str = "sliding_attention") -> list[bool]:
     """Whether each layer sees only what is near: by ``layer_types``, else all that are not ``is_full``."""
-    n, said = settings.count("num_hidden_layers"), settings.take("layer_types", None, kind=list)
-    if said is None:
-        return [not is_full(i) for i in range(n)]
-    unknown = sorted({str(kind) for kind in said} - {local, "full_attention"})
-    if len(said) != n or unknown:
-        also = f", and unknown {unknown}" if unknown else ""
-        raise CheckpointError(f"{settings.where}: layer_types has {len(said)} entries for {n} layers{also}")
-    return [kind == local for kind in said]
+    full = "full_attention"
+    default = [full if is_full(i) else local for i in range(settings.count("num_hidden_layers"))]
+    return [kind == local for kind in kinds(settings, (local, full), default)]
+
+
+def sparse_layers(settings: Settings, dense_first: int) -> list[bool]:
+    """Whether each layer has experts, by ``mlp_layer_types``; ``dense_first``: how many have none, where it is not there."""
+    default = ["dense" if i < dense_first else "sparse" for i in range(settings.count("num_hidden_layers"))]
+    return [kind == "sparse" for kind in kinds(settings, ("dense", "sparse"), default, "mlp_layer_types")]
 
 
 def optional(settings: Settings, name: str, default: float | None) -> float | None:
     """A number, or None where the file says null; ``default`` where it says nothing."""
     return settings.number(name, None) if name in settings.values else default
+
+
+def biased(settings: Settings, default: bool = False) -> dict[str, Any]:
+    """Biases of all projections of attention, where ``attention_bias`` asks for them."""
+    return {"qkv_bias": True, "out_bias": True} if settings.flag("attention_bias", default) else {}
 
 
 def gated(
@@ -141,6 +172,26 @@ def ends(settings: Settings, *, tied: bool) -> dict[str, Any]:
     }
 
 
+def stack(
+    settings: Settings, layers: Sequence[dict[str, Any]], final: dict[str, Any], *, tied: bool = False
+) -> dict[str, Any]:
+    """A model of these layers and of this final norm."""
+    return {**ends(settings, tied=tied), "final_norm": final, **stack_of(layers)}
+
+
+def alike(settings: Settings, block: dict[str, Any], final: dict[str, Any], *, tied: bool = False) -> dict[str, Any]:
+    """A model whose layers are all alike."""
+    return stack(settings, [block] * settings.count("num_hidden_layers"), final, tied=tied)
+
+
+def streams(settings: Settings, norm: dict[str, Any]) -> dict[str, Any]:
+    """The options of a block with manifold-constrained hyper-connections; ``norm``: its norms."""
+    return {
+        "type": "mhc", "n_streams": settings.count("hc_mult", 4), "eps": settings.number("hc_eps", 1e-6),
+        "sinkhorn_iters": settings.count("hc_sinkhorn_iters", 20), "norm_eps": norm["eps"], "norm": norm,
+    }
+
+
 def scaled(table: dict[str, Any], embedding: float, scores: float) -> dict[str, Any]:
     """A table of :func:`ends` whose embedding and scores are multiplied."""
     stem = {} if embedding == 1.0 else {"stem": {"type": "token_embedding", "scale": embedding}}
@@ -163,10 +214,34 @@ def ends_settings(config: LanguageModelConfig) -> dict[str, Any]:
 
 def window_settings(config: LanguageModelConfig, local: str = "sliding_attention") -> dict[str, Any]:
     """``layer_types`` and ``sliding_window``, null where no layer has one."""
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
-    sizes = [block.mixer.window for block in blocks]
+    sizes = [block.mixer.window for block in blocks_of(config)]
     kinds = ["full_attention" if one is None else local for one in sizes]
     return {"sliding_window": next((one for one in sizes if one is not None), None), "layer_types": kinds}
+
+
+def expert_settings(moe: Any) -> dict[str, Any]:
+    """Experts within groups, and shared ones, as DeepSeek's settings say them."""
+    return {
+        "n_routed_experts": moe.n_experts, "num_experts_per_tok": moe.top_k, "moe_intermediate_size": moe.d_ff,
+        "n_shared_experts": moe.d_ff_shared // moe.d_ff, "n_group": moe.n_groups, "topk_group": moe.top_k_groups,
+        "norm_topk_prob": moe.normalize, "routed_scaling_factor": moe.routed_scale,
+    }
+
+
+PRENORM = {"mixer_norm": "input_layernorm", "channel_norm": "post_attention_layernorm"}
+
+
+def each_layer(
+    links: WeightMap, config: LanguageModelConfig, names: Mapping[str, str] | tuple[str, str] = PRENORM, *,
+    prefix: str = "model.layers",
+) -> Iterator[tuple[Any, str, str]]:
+    """Of each layer its block, and where it stands: here and there. ``names``: modules of a layer to be linked, theirs of ours,
+    or theirs of the norms before the mixer and the channel mixer."""
+    pairs = names if isinstance(names, Mapping) else dict(zip(PRENORM, names, strict=True))
+    for i, block in enumerate(blocks_of(config)):
+        ours, theirs = f"stack.layers.{i}", f"{prefix}.{i}"
+        links.named(ours, theirs, pairs)
+        yield block, ours, theirs
 
 
 def link_ends(
@@ -192,18 +267,24 @@ def link_attention(links: WeightMap, ours: str, theirs: str, **names: str | None
             links.same(f"{ours}.{one}", f"{theirs}.{other}")
 
 
-def link_grouped_qkv(links: WeightMap, ours: str, theirs: str, n_kv_heads: int, head_dim: int) -> None:
-    """Queries, keys and values as one matrix: of each key head its queries, then its key, then its value."""
+def link_grouped(links: WeightMap, ours: Sequence[str], theirs: str, n: int) -> None:
+    """Projections that are one of theirs, whose rows go through ``n`` heads: of each head the rows of every one of ours."""
+    for rest in ("weight", "bias"):
+        names = [f"{one}.{rest}" for one in ours]
+        if links.has(names[0]):
+            _link_grouped(links, names, f"{theirs}.{rest}", n)
+
+
+def _link_grouped(links: WeightMap, names: list[str], theirs: str, n: int) -> None:
+    sizes = [links.own[name][0] // n for name in names]
+
     def read(x: list[Tensor]) -> list[Tensor]:
-        groups = x[0].unflatten(0, (n_kv_heads, -1, head_dim))
-        return [groups[:, :-2].flatten(0, 2), groups[:, -2].flatten(0, 1), groups[:, -1].flatten(0, 1)]
+        return [part.flatten(0, 1) for part in x[0].unflatten(0, (n, -1)).split(sizes, 1)]
 
     def write(x: list[Tensor]) -> list[Tensor]:
-        return [torch.cat([one.unflatten(0, (n_kv_heads, -1, head_dim)) for one in x], 1).flatten(0, 2)]
+        return [torch.cat([one.unflatten(0, (n, -1)) for one in x], 1).flatten(0, 1)]
 
-    for rest in ("weight", "bias"):
-        if links.has(f"{ours}.q_proj.{rest}"):
-            links.link([f"{ours}.{role}_proj.{rest}" for role in "qkv"], [f"{theirs}.{rest}"], read, write)
+    links.link(names, [theirs], read, write)
 
 
 GATED = ("gate_proj", "up_proj", "down_proj")
@@ -214,8 +295,37 @@ def link_gated(
     links: WeightMap, ours: str, theirs: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
 ) -> None:
     """A gated channel mixer of three projections."""
-    for one, other in (("gate_proj", gate), ("up_proj", up), ("down_proj", down)):
-        links.same(f"{ours}.{one}", f"{theirs}.{other}")
+    links.named(ours, theirs, {"gate_proj": gate, "up_proj": up, "down_proj": down})
+
+
+def link_fused_gated(links: WeightMap, ours: str, theirs: str, both: str = "gate_up_proj", down: str = "down_proj") -> None:
+    """A gated channel mixer whose gate and values are one matrix there, one after the other."""
+    links.fused([f"{ours}.gate_proj", f"{ours}.up_proj"], f"{theirs}.{both}")
+    links.same(f"{ours}.down_proj", f"{theirs}.{down}")
+
+
+def link_channel(
+    links: WeightMap, ours: str, theirs: str, channel: Any, *, dense: str | None = None, gates: Sequence[str] = GATED,
+    fused: bool = False, unit: Callable[[WeightMap, str, str], None] = link_gated, router: str = "gate",
+    bias: str = "gate.e_score_correction_bias", shared: str = "shared_experts",
+) -> None:
+    """A gated channel mixer, or experts and what is beside them; ``channel``: its options. The others: how theirs are called;
+    ``dense``: where a layer without experts has its matrices; ``gates``: an expert's matrices; ``fused``: those of all experts
+    are two tensors; ``unit``: links a dense layer, and the shared experts."""
+    if not links.has(f"{ours}.router"):
+        return unit(links, ours, dense or theirs)
+    links.named(ours, theirs, {"router": router, "selection.bias": bias, "shared_gate": f"{shared}_gate"})
+    if fused:
+        link_fused_experts(links, f"{ours}.experts", f"{theirs}.experts.gate_up_proj", f"{theirs}.experts.down_proj")
+    else:
+        link_experts(links, f"{ours}.experts", f"{theirs}.experts", channel.n_experts, *gates)
+    return unit(links, f"{ours}.shared", f"{theirs}.{shared}")
+
+
+def link_streams(links: WeightMap, ours: str, theirs: str) -> None:
+    """The mixing of hyper-connections; ``theirs``: how their names begin."""
+    for one, other in (("proj", "fn"), ("bias", "base"), ("scale", "scale")):
+        links.same(f"{ours}.logits.{one}", f"{theirs}{other}")
 
 
 def link_experts(
@@ -236,15 +346,19 @@ def link_fused_experts(links: WeightMap, ours: str, gate_up: str, down: str) -> 
 
 def link_mamba(links: WeightMap, ours: str, theirs: str) -> None:
     """A layer of Mamba."""
-    for name in ("in_proj", "x_proj", "out_proj", "A_log", "D"):
-        links.same(f"{ours}.{name}", f"{theirs}.{name}")
-    links.same(f"{ours}.dt_proj", f"{theirs}.dt_proj")
+    links.named(ours, theirs, ("in_proj", "x_proj", "out_proj", "A_log", "D", "dt_proj"))
     links.same(f"{ours}.dt_bias", f"{theirs}.dt_proj.bias")
     links.convolution(f"{ours}.conv", f"{theirs}.conv1d")
 
 
 def link_mamba2(links: WeightMap, ours: str, theirs: str) -> None:
     """A layer of Mamba-2."""
-    for name in ("in_proj", "out_proj", "A_log", "D", "dt_bias", "norm"):
-        links.same(f"{ours}.{name}", f"{theirs}.{name}")
+    links.named(ours, theirs, ("in_proj", "out_proj", "A_log", "D", "dt_bias", "norm"))
     links.convolution(f"{ours}.conv", f"{theirs}.conv1d")
+
+
+def link_scan_or_attention(links: WeightMap, ours: str, theirs: str, mixer: Any) -> None:
+    """A layer of Mamba, of Mamba-2 or of attention, by the ``mixer``'s options; ``theirs``: the layer."""
+    if mixer.type == "attention":
+        return link_attention(links, ours, f"{theirs}.self_attn")
+    return (link_mamba2 if mixer.type == "mamba2" else link_mamba)(links, ours, f"{theirs}.mamba")

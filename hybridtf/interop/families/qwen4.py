@@ -3,11 +3,7 @@ some layers."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from hybridtf.core import CheckpointError
 from hybridtf.interop.families import memories, parts
@@ -75,7 +71,7 @@ def _table(settings: Settings) -> Table:
     norm = {**parts.norm(settings), "unit_offset": True}
     n, period = settings.count("num_hidden_layers"), settings.count("full_attention_interval", 4)
     default = [INDEXED if kind == FULL else kind for kind in memories.every_other(n, period)]
-    kinds = memories.layer_kinds(settings, (LINEAR, INDEXED, FULL), default)  # published files say full_attention
+    kinds = parts.kinds(settings, (LINEAR, INDEXED, FULL), default)  # published files say full_attention
     n_streams, rank = settings.count("hc_count", 4), settings.count("hc_lowrank", 320)
     mixers = {kind: _attention(settings, norm) for kind in {*kinds} - {LINEAR}}
     mixers[LINEAR] = _memory(settings, norm["eps"])
@@ -98,11 +94,7 @@ def _table(settings: Settings) -> Table:
 
 
 def _link(links: WeightMap, config: LanguageModelConfig) -> None:
-    links.same("stem.embedding", "model.embed_tokens")
-    if links.has("head.proj"):
-        links.same("head.proj", "lm_head")
-    else:
-        links.copied("lm_head.weight", "model.embed_tokens.weight")
+    parts.link_ends(links, config)
     links.passed_over("mtp.")  # tells further tokens
     _link_streams(links, "stack.merge.streams", "model.hyper_connection_mixer")
     number = 0
@@ -121,11 +113,7 @@ def _link(links: WeightMap, config: LanguageModelConfig) -> None:
             _link_memory(links, f"{ours}.mixer", f"{theirs}.linear_attn")
         else:
             _link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn", block.mixer.n_heads)
-        at, there = f"{ours}.channel_mixer", f"{theirs}.mlp"
-        links.same(f"{at}.router", f"{there}.gate")
-        parts.link_experts(links, f"{at}.experts", f"{there}.experts", block.channel_mixer.n_experts)
-        parts.link_gated(links, f"{at}.shared", f"{there}.shared_expert")
-        links.same(f"{at}.shared_gate", f"{there}.shared_expert_gate")
+        parts.link_channel(links, f"{ours}.channel_mixer", f"{theirs}.mlp", block.channel_mixer, shared="shared_expert")
 
 
 def _of_streams(links: WeightMap, ours: str, theirs: str) -> None:
@@ -143,28 +131,15 @@ def _link_streams(links: WeightMap, ours: str, theirs: str) -> None:
 
 
 def _link_memory(links: WeightMap, ours: str, theirs: str) -> None:
-    for one in ("A_log", "dt_bias", "norm", "out_proj"):
-        links.same(f"{ours}.{one}", f"{theirs}.{one}")
+    links.named(ours, theirs, ("A_log", "dt_bias", "norm", "out_proj"))
     memories.link_convolutions(links, ours, f"{theirs}.conv1d")
     links.fused([f"{ours}.{role}_proj" for role in "qkv"], f"{theirs}.in_proj_qkv")
     for one, other in (("gate", "z"), ("b", "b"), ("a", "a")):
         links.same(f"{ours}.{one}_proj", f"{theirs}.in_proj_{other}")
 
 
-def _apart(x: list[Tensor], n_heads: int) -> list[Tensor]:
-    """Queries and gates, which go through the heads in turn there."""
-    return [half.flatten(0, 1) for half in x[0].unflatten(0, (n_heads, 2, -1)).unbind(1)]
-
-
-def _in_turn(x: list[Tensor], n_heads: int) -> list[Tensor]:
-    return [torch.stack([half.unflatten(0, (n_heads, -1)) for half in x], 1).flatten(0, 2)]
-
-
 def _link_attention(links: WeightMap, ours: str, theirs: str, n_heads: int) -> None:
-    for rest in ("weight", "bias"):
-        if links.has(f"{ours}.q_proj.{rest}"):
-            both = [f"{ours}.q_proj.{rest}", f"{ours}.gate_proj.{rest}"]
-            links.link(both, [f"{theirs}.q_proj.{rest}"], partial(_apart, n_heads=n_heads), partial(_in_turn, n_heads=n_heads))
+    parts.link_grouped(links, [f"{ours}.q_proj", f"{ours}.gate_proj"], f"{theirs}.q_proj", n_heads)
     parts.link_attention(links, ours, theirs, q_proj=None)
     links.fused([f"{ours}.indexer.q_proj", f"{ours}.indexer.k_proj"], f"{theirs}.indexer.index_qk_proj")
     for one in "qk":
@@ -180,8 +155,7 @@ def _link_ngrams(links: WeightMap, ours: str, theirs: str, block: Any) -> None:
     each = -(-rows // n)
     sizes = [min(each, rows - start) for start in range(0, rows, each)]
     links.joined(own, [f"{table}.ngram_embedding.shard_{i}" for i in range(len(sizes))], sizes)
-    for one in ("key_proj", "value_proj"):
-        links.same(f"{ours}.{one}", f"{theirs}.{one}")
+    links.named(ours, theirs, ("key_proj", "value_proj"))
     for one in ("key", "query", "conv"):
         _of_streams(links, f"{ours}.{one}_norms", f"{theirs}.norm_{one}")
     links.convolution(f"{ours}.conv", f"{theirs}.conv1d")
@@ -191,7 +165,7 @@ def _link_ngrams(links: WeightMap, ours: str, theirs: str, block: Any) -> None:
 
 
 def _settings(config: LanguageModelConfig) -> Table:
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     kept = [block for block in blocks if block.type != "engram"]
     attention, memory = parts.first_of(kept, "indexed_attention"), parts.first_of(kept, "gated_delta_net")
     moe, first = kept[0].channel_mixer, kept[0]

@@ -13,7 +13,6 @@ from hybridtf.interop.families.memories import FULL, LINEAR
 from hybridtf.interop.family import Family, Table
 from hybridtf.interop.positions import rope, rope_settings
 from hybridtf.interop.settings import Settings
-from hybridtf.interop.stacks import stack_of
 from hybridtf.interop.weight_map import WeightMap
 from hybridtf.models import LanguageModelConfig
 
@@ -49,7 +48,7 @@ def _moe(settings: Settings, *, normalize: bool, top_k: int, n_experts: int, gat
 def _qwen(settings: Settings, channel: Callable[[Settings, int], Table], n_kv_heads: int) -> Table:
     norm = {**parts.norm(settings), "unit_offset": True}
     n, period = settings.count("num_hidden_layers"), settings.count("full_attention_interval", 4)
-    kinds = memories.layer_kinds(settings, (LINEAR, FULL), memories.every_other(n, period))
+    kinds = parts.kinds(settings, (LINEAR, FULL), memories.every_other(n, period))
     settings.only("use_sliding_window", False)
     settings.passed_over("sliding_window", "max_window_layers")
     memory = _memory(settings, norm["eps"])
@@ -63,7 +62,7 @@ def _qwen(settings: Settings, channel: Callable[[Settings, int], Table], n_kv_he
         {"mixer": attention if kind == FULL else memory, "channel_mixer": channel(settings, i), "norm": norm}
         for i, kind in enumerate(kinds)
     ]
-    return {**parts.ends(settings, tied=False), "final_norm": norm, **stack_of(layers)}
+    return parts.stack(settings, layers, norm)
 
 
 def _qwen3_next_channel(settings: Settings, layer: int) -> Table:
@@ -99,40 +98,20 @@ def _link_attention(links: WeightMap, ours: str, theirs: str, n_heads: int) -> N
     for rest in ("weight", "bias"):
         if links.has(f"{ours}.q_proj.{rest}"):
             links.turned(f"{ours}.q_proj.{rest}", f"{theirs}.q_proj.{rest}", read, write)
-    for one in ("k_proj", "v_proj", "q_norm", "k_norm"):
-        links.same(f"{ours}.{one}", f"{theirs}.{one}")
-    links.same(f"{ours}.out_proj", f"{theirs}.o_proj")
+    parts.link_attention(links, ours, theirs, q_proj=None)
 
 
 def _link_memory(links: WeightMap, ours: str, theirs: str, norm: str = "norm") -> None:
     """All of a memory but its projections from the stream."""
-    for one, other in (("A_log", "A_log"), ("dt_bias", "dt_bias"), ("norm", norm), ("out_proj", "out_proj")):
-        links.same(f"{ours}.{one}", f"{theirs}.{other}")
+    links.named(ours, theirs, {"A_log": "A_log", "dt_bias": "dt_bias", "norm": norm, "out_proj": "out_proj"})
     memories.link_convolutions(links, ours, f"{theirs}.conv1d")
-
-
-def _link_channel(links: WeightMap, ours: str, theirs: str, n_experts: int) -> None:
-    if not links.has(f"{ours}.router"):
-        parts.link_gated(links, ours, theirs)
-        return
-    links.same(f"{ours}.router", f"{theirs}.gate")
-    if n_experts:
-        parts.link_experts(links, f"{ours}.experts", f"{theirs}.experts", n_experts)
-    else:
-        memories.link_stacked_experts(links, f"{ours}.experts", f"{theirs}.experts")
-    parts.link_gated(links, f"{ours}.shared", f"{theirs}.shared_expert")
-    links.same(f"{ours}.shared_gate", f"{theirs}.shared_expert_gate")
 
 
 def _link_qwen(links: WeightMap, config: LanguageModelConfig, *, by_heads: bool) -> None:
     """``by_heads``: their projections of a memory go through the key heads in turn (Qwen3-Next)."""
     parts.link_ends(links, config)
-    for i, name in enumerate(config.layers()):
-        block: Any = config.blocks[name]
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
-        links.same(f"{ours}.channel_norm", f"{theirs}.post_attention_layernorm")
-        _link_channel(links, f"{ours}.channel_mixer", f"{theirs}.mlp", getattr(block.channel_mixer, "n_experts", 0))
+    for block, ours, theirs in parts.each_layer(links, config):
+        parts.link_channel(links, f"{ours}.channel_mixer", f"{theirs}.mlp", block.channel_mixer, shared="shared_expert")
         if block.mixer.type == "gated_attention":
             _link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn", block.mixer.n_heads)
             continue
@@ -140,8 +119,8 @@ def _link_qwen(links: WeightMap, config: LanguageModelConfig, *, by_heads: bool)
         _link_memory(links, at, there)
         q, k, v, gate, b, a = (f"{at}.{role}_proj" for role in ("q", "k", "v", "gate", "b", "a"))
         if by_heads:
-            memories.link_grouped(links, [q, k, v, gate], f"{there}.in_proj_qkvz", block.mixer.n_heads)
-            memories.link_grouped(links, [b, a], f"{there}.in_proj_ba", block.mixer.n_heads)
+            parts.link_grouped(links, [q, k, v, gate], f"{there}.in_proj_qkvz", block.mixer.n_heads)
+            parts.link_grouped(links, [b, a], f"{there}.in_proj_ba", block.mixer.n_heads)
             continue
         links.fused([q, k, v], f"{there}.in_proj_qkv")
         for one, other in ((gate, "z"), (b, "b"), (a, "a")):
@@ -150,7 +129,7 @@ def _link_qwen(links: WeightMap, config: LanguageModelConfig, *, by_heads: bool)
 
 def _shared_settings(config: LanguageModelConfig, attention: Any) -> Table:
     """What all families here say alike."""
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     memory = parts.first_of(blocks, "gated_delta_net")
     return {
         **parts.ends_settings(config), **memories.gated_delta_net_settings(memory, config.d_model), "hidden_act": "silu",
@@ -168,7 +147,7 @@ def _moe_settings(moe: Any) -> Table:
 
 
 def _qwen_settings(config: LanguageModelConfig) -> Table:
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     attention = parts.first_of(blocks, "gated_attention")
     position = rope_settings(attention.position.to_dict())
     found = {
@@ -199,27 +178,23 @@ def _qwen3_next_settings(config: LanguageModelConfig) -> Table:
 def _lara(settings: Settings) -> Table:
     norm, n = parts.norm(settings), settings.count("num_hidden_layers")
     period = [LINEAR, SLIDING, LINEAR, FULL, SLIDING]
-    kinds = memories.layer_kinds(settings, (LINEAR, SLIDING, FULL), [period[i % 5] for i in range(n)])
+    kinds = parts.kinds(settings, (LINEAR, SLIDING, FULL), [period[i % 5] for i in range(n)])
     attention: Table = {"type": "attention", **_heads(settings, 16, 4, 128), "qk_norm": norm, "position": {"type": "none"}}
-    if settings.flag("attention_bias", False):
-        attention |= {"qkv_bias": True, "out_bias": True}
+    attention |= parts.biased(settings)
     mixers = {
         FULL: attention, LINEAR: _memory(settings, norm["eps"], keys=8, values=16),
         SLIDING: {**attention, "position": rope(settings), "window": settings.count("sliding_window", 512)},
     }
     channel = _moe(settings, normalize=settings.flag("norm_topk_prob", True), top_k=4, n_experts=128, gate=False)
     layers = [{"mixer": mixers[kind], "channel_mixer": channel, "norm": norm} for kind in kinds]
-    return {**parts.ends(settings, tied=True), "final_norm": norm, **stack_of(layers)}
+    return parts.stack(settings, layers, norm, tied=True)
 
 
 def _link_lara(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config)
-    for i, name in enumerate(config.layers()):
-        block: Any = config.blocks[name]
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
-        links.same(f"{ours}.channel_norm", f"{theirs}.post_attention_layernorm")
-        _link_channel(links, f"{ours}.channel_mixer", f"{theirs}.mlp", 0)
+    for block, ours, theirs in parts.each_layer(links, config):
+        channel, mlp = f"{ours}.channel_mixer", f"{theirs}.mlp"
+        parts.link_channel(links, channel, mlp, block.channel_mixer, fused=True, shared="shared_expert")
         if block.mixer.type == "attention":
             parts.link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn")
             continue
@@ -229,7 +204,7 @@ def _link_lara(links: WeightMap, config: LanguageModelConfig) -> None:
 
 
 def _lara_settings(config: LanguageModelConfig) -> Table:
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     attention = [b.mixer for b in blocks if b.mixer.type == "attention"]
     sliding = next((one for one in attention if one.window), None)
     found = {**_shared_settings(config, attention[0]), **_moe_settings(blocks[0].channel_mixer)}

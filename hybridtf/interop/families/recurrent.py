@@ -37,24 +37,14 @@ def _rwkv(settings: Settings) -> Table:
 
 
 def _link_rwkv(links: WeightMap, config: LanguageModelConfig) -> None:
-    links.same("stem.embedding", "rwkv.embeddings")
+    parts.link_ends(links, config, prefix="rwkv", embedding="embeddings", norm="ln_out", head="head")
     links.same("stem.norm", "rwkv.blocks.0.pre_ln")
-    links.same("final_norm", "rwkv.ln_out")
-    if links.has("head.proj"):
-        links.same("head.proj", "head")
-    else:
-        links.copied("head.weight", "rwkv.embeddings.weight")
-    for i in range(len(config.layers())):
-        ours, theirs = f"stack.layers.{i}", f"rwkv.blocks.{i}"
-        links.same(f"{ours}.mixer_norm", f"{theirs}.ln1")
-        links.same(f"{ours}.channel_norm", f"{theirs}.ln2")
-        links.same(f"{ours}.mixer.time_decay", f"{theirs}.attention.time_decay")
-        links.same(f"{ours}.mixer.time_first", f"{theirs}.attention.time_first")
+    for _, ours, theirs in parts.each_layer(links, config, ("ln1", "ln2"), prefix="rwkv.blocks"):
+        links.named(f"{ours}.mixer", f"{theirs}.attention", ("time_decay", "time_first"))
         mixer = {"r_proj": "receptance", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
         channel = {"r_proj": "receptance", "up_proj": "key", "down_proj": "value"}
         for part, at, names in (("mixer", "attention", mixer), ("channel_mixer", "feed_forward", channel)):
-            for one, other in names.items():
-                links.same(f"{ours}.{part}.{one}", f"{theirs}.{at}.{other}")
+            links.named(f"{ours}.{part}", f"{theirs}.{at}", names)
             for letter, word in (("r", "receptance"), ("k", "key"), ("v", "value")):
                 if links.has(f"{ours}.{part}.mix_{letter}"):
                     links.turned(f"{ours}.{part}.mix_{letter}", f"{theirs}.{at}.time_mix_{word}", _flat, _with_axes)
@@ -69,7 +59,7 @@ def _with_axes(x: Tensor) -> Tensor:
 
 
 def _rwkv_settings(config: LanguageModelConfig) -> Table:
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     eps = [block.norm.eps for block in blocks]
     last: Any = config.final_norm
     every = next((i for i, one in enumerate(eps) if one != eps[0]), len(eps) if last.eps != 1e-5 else 0)
@@ -123,12 +113,8 @@ def _link_xlstm(links: WeightMap, config: LanguageModelConfig) -> None:
         "q_proj": "q", "k_proj": "k", "v_proj": "v", "i_proj": "igate_preact", "f_proj": "fgate_preact",
         "gate_proj": "ogate_preact", "norm": "multihead_norm", "out_proj": "out_proj",
     }
-    for i in range(len(config.layers())):
-        ours, theirs = f"stack.layers.{i}", f"backbone.blocks.{i}"
-        links.same(f"{ours}.mixer_norm", f"{theirs}.norm_mlstm")
-        links.same(f"{ours}.channel_norm", f"{theirs}.norm_ffn")
-        for one, other in mixer.items():
-            links.same(f"{ours}.mixer.{one}", f"{theirs}.mlstm_layer.{other}")
+    for _, ours, theirs in parts.each_layer(links, config, ("norm_mlstm", "norm_ffn"), prefix="backbone.blocks"):
+        links.named(f"{ours}.mixer", f"{theirs}.mlstm_layer", mixer)
         parts.link_gated(links, f"{ours}.channel_mixer", f"{theirs}.ffn", "proj_up_gate", "proj_up", "proj_down")
         wide = [f"{ours}.mixer.{one}_proj" for one in ("q", "k", "v", "gate")]
         links.also_fused(wide, f"{theirs}.mlstm_layer.qkv_opreact")
@@ -138,7 +124,7 @@ def _link_xlstm(links: WeightMap, config: LanguageModelConfig) -> None:
 
 
 def _xlstm_settings(config: LanguageModelConfig) -> Table:
-    block: Any = config.blocks[config.layers()[0]]
+    block = parts.first_block(config)
     mixer, d_ff, head = block.mixer, block.channel_mixer.d_ff, config.head
     return {
         "vocab_size": config.vocab_size, "hidden_size": config.d_model, "embedding_dim": config.d_model,

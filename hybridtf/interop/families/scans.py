@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hybridtf.interop.families import parts
 from hybridtf.interop.family import Family, Table
 from hybridtf.interop.settings import Settings
@@ -63,21 +61,18 @@ def _mamba2(settings: Settings) -> Table:
 
 def _link(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config, prefix="backbone", embedding="embeddings", norm="norm_f")
-    for i, name in enumerate(config.layers()):
-        ours, theirs = f"stack.layers.{i}", f"backbone.layers.{i}"
-        mixer: Any = config.blocks[name]
-        links.same(f"{ours}.mixer_norm", f"{theirs}.norm")
-        (parts.link_mamba2 if mixer.mixer.type == "mamba2" else parts.link_mamba)(links, f"{ours}.mixer", f"{theirs}.mixer")
+    for block, ours, theirs in parts.each_layer(links, config, {"mixer_norm": "norm"}, prefix="backbone.layers"):
+        (parts.link_mamba2 if block.mixer.type == "mamba2" else parts.link_mamba)(links, f"{ours}.mixer", f"{theirs}.mixer")
 
 
 def _ends(config: LanguageModelConfig) -> Table:
     found = parts.ends_settings(config)
-    block: Any = config.blocks[config.layers()[0]]
+    block = parts.first_block(config)
     return {**found, "layer_norm_epsilon": block.norm.eps, "hidden_act": "silu"}
 
 
 def _mamba_settings(config: LanguageModelConfig) -> Table:
-    block: Any = config.blocks[config.layers()[0]]
+    block = parts.first_block(config)
     mixer = block.mixer
     return {
         **_ends(config), "state_size": mixer.d_state, "conv_kernel": mixer.d_conv, "intermediate_size": mixer.d_inner,
@@ -87,12 +82,12 @@ def _mamba_settings(config: LanguageModelConfig) -> Table:
 
 
 def _falcon_settings(config: LanguageModelConfig) -> Table:
-    block: Any = config.blocks[config.layers()[0]]
+    block = parts.first_block(config)
     return {**_mamba_settings(config), "mixer_rms_eps": block.mixer.eps}
 
 
 def _mamba2_settings(config: LanguageModelConfig) -> Table:
-    block: Any = config.blocks[config.layers()[0]]
+    block = parts.first_block(config)
     mixer = block.mixer
     found = {
         **_ends(config), "state_size": mixer.d_state, "head_dim": mixer.head_dim, "num_heads": mixer.n_heads,

@@ -12,7 +12,6 @@ from hybridtf.interop.families.decoders import window, windows_of
 from hybridtf.interop.family import Family, Table
 from hybridtf.interop.positions import rope, rope_settings
 from hybridtf.interop.settings import Settings
-from hybridtf.interop.stacks import stack_of
 from hybridtf.interop.weight_map import WeightMap
 from hybridtf.models import LanguageModelConfig
 
@@ -28,15 +27,6 @@ def _kinds(settings: Settings, full: Callable[[int], bool]) -> list[str]:
     if "layer_types" not in settings:
         settings.values["layer_types"] = [FULL if full(i) else NEAR for i in range(n)]
     return [NEAR if window(settings, i) else FULL for i in range(n)]
-
-
-def _sparse(settings: Settings) -> list[bool]:
-    """Whether each layer has experts."""
-    n = settings.count("num_hidden_layers")
-    kinds = settings.take("mlp_layer_types", ["dense"] + ["sparse"] * (n - 1), kind=list)
-    if len(kinds) != n or set(kinds) - {"dense", "sparse"}:
-        raise CheckpointError(f"{settings.where}: mlp_layer_types is {kinds}; {n} of dense and sparse are wanted")
-    return [kind == "sparse" for kind in kinds]
 
 
 def _attention(settings: Settings, layer: int, n_heads: int, n_kv_heads: int, width: int) -> Table:
@@ -61,7 +51,7 @@ def _model(settings: Settings, mixers: list[Table], sparse: list[bool], experts:
         {"mixer": mixer, "channel_mixer": experts if has else dense, "norm": norm}
         for mixer, has in zip(mixers, sparse, strict=True)
     ]
-    return {**parts.ends(settings, tied=False), "final_norm": norm, **stack_of(layers)}
+    return parts.stack(settings, layers, norm)
 
 
 def _laguna(settings: Settings) -> Table:
@@ -87,7 +77,7 @@ def _laguna(settings: Settings) -> Table:
         routed_scale=settings.number("moe_routed_scaling_factor", 1.0),
         d_ff_shared=settings.count("shared_expert_intermediate_size", 512),
     )
-    return _model(settings, mixers, _sparse(settings), experts)
+    return _model(settings, mixers, parts.sparse_layers(settings, 1), experts)
 
 
 def _mimo(settings: Settings) -> Table:
@@ -116,7 +106,7 @@ def _mimo(settings: Settings) -> Table:
         routed_scale=settings.number("routed_scaling_factor", 1.0), normalize=settings.flag("norm_topk_prob", True),
         **({"n_groups": groups, "top_k_groups": chosen, "group_score": "top2"} if groups > 1 else {}),
     )
-    return _model(settings, mixers, _sparse(settings), experts)
+    return _model(settings, mixers, parts.sparse_layers(settings, 1), experts)
 
 
 def _first_file_of_mimo(settings: Settings) -> None:
@@ -162,10 +152,7 @@ def _flint(settings: Settings) -> Table:
 
 def _link(links: WeightMap, config: LanguageModelConfig, names: Mapping[str, str]) -> None:
     """``names``: theirs of what Llama has not, by ours."""
-    decoders.link(links, config)
-    for i in range(len(config.layers())):
-        for ours, theirs in names.items():
-            links.same(f"stack.layers.{i}.{ours}", f"model.layers.{i}.{theirs}")
+    decoders.link(links, config, norms={**parts.PRENORM, **names})
 
 
 _LAGUNA = {
@@ -183,7 +170,7 @@ _FLINT = {"mixer.sinks": "self_attn.softmax_offset", "channel_mixer.shared": "ml
 
 def _said(config: LanguageModelConfig) -> tuple[list[Any], Any, Table]:
     """The blocks, the experts of the first that has some, and what these families say alike."""
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     mixer = blocks[0].mixer
     found = {
         **parts.ends_settings(config), "num_attention_heads": mixer.n_heads, "num_key_value_heads": mixer.kv_heads,

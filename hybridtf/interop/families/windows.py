@@ -7,7 +7,7 @@ from typing import Any
 
 from hybridtf.core import CheckpointError
 from hybridtf.interop.families import parts
-from hybridtf.interop.families.decoders import PRENORM, heads, link, settings_of
+from hybridtf.interop.families.decoders import heads, link, settings_of
 from hybridtf.interop.family import Family, Table
 from hybridtf.interop.positions import rope, rope_settings
 from hybridtf.interop.settings import Settings
@@ -54,18 +54,14 @@ def _phi3(settings: Settings) -> Table:
 
 def _link_phi3(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config)
-    for i in range(len(config.layers())):
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        for one, other in PRENORM.items():
-            links.same(f"{ours}.{one}", f"{theirs}.{other}")
+    for _, ours, theirs in parts.each_layer(links, config):
         links.fused([f"{ours}.mixer.{one}_proj" for one in "qkv"], f"{theirs}.self_attn.qkv_proj")
         links.same(f"{ours}.mixer.out_proj", f"{theirs}.self_attn.o_proj")
-        links.fused([f"{ours}.channel_mixer.{one}_proj" for one in ("gate", "up")], f"{theirs}.mlp.gate_up_proj")
-        links.same(f"{ours}.channel_mixer.down_proj", f"{theirs}.mlp.down_proj")
+        parts.link_fused_gated(links, f"{ours}.channel_mixer", f"{theirs}.mlp")
 
 
 def _phi3_settings(config: LanguageModelConfig) -> Table:
-    block: Any = config.blocks[config.layers()[0]]
+    block = parts.first_block(config)
     # Without a word on it transformers takes 32000 for the pad, which a small vocabulary does not have.
     found = {**settings_of(config), "sliding_window": block.mixer.window, "pad_token_id": None}
     found["rope_parameters"].setdefault("partial_rotary_factor", 1.0)
@@ -96,17 +92,14 @@ def _starcoder2(settings: Settings) -> Table:
 
 def _link_starcoder2(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config)
-    for i in range(len(config.layers())):
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        for one, other in PRENORM.items():
-            links.same(f"{ours}.{one}", f"{theirs}.{other}")
+    for _, ours, theirs in parts.each_layer(links, config):
         parts.link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn")
         links.same(f"{ours}.channel_mixer.up_proj", f"{theirs}.mlp.c_fc")
         links.same(f"{ours}.channel_mixer.down_proj", f"{theirs}.mlp.c_proj")
 
 
 def _starcoder2_settings(config: LanguageModelConfig) -> Table:
-    block: Any = config.blocks[config.layers()[0]]
+    block = parts.first_block(config)
     found = {**settings_of(config), "sliding_window": block.mixer.window, "use_bias": block.mixer.qkv_bias}
     return {"norm_epsilon": found.pop("rms_norm_eps"), **found}
 
@@ -119,7 +112,7 @@ def _olmo3(settings: Settings) -> Table:
     attention = {**_biased(settings, heads(settings)), "qk_norm": norm, "qk_norm_over": "heads"}
     full = {**attention, "position": rope(settings, theta=500000.0, kind=FULL)}
     near = {**attention, "window": settings.count("sliding_window", 4096), "position": _unscaled(settings)}
-    local, channel = parts.layer_kinds(settings, lambda i: i % 4 == 3), _gated(settings)
+    local, channel = parts.near_layers(settings, lambda i: i % 4 == 3), _gated(settings)
     layer = {"type": "output_norm", "channel_mixer": channel, "norm": norm}
     return _stack(settings, [{**layer, "mixer": near if is_near else full} for is_near in local])
 
@@ -142,7 +135,7 @@ def _exaone4(settings: Settings) -> Table:
     every = settings.take("sliding_window_pattern", 4, kind=(int, str))
     if isinstance(every, str):
         every = len(every) if every.strip("L") == "G" and every.endswith("G") else 0
-    local = parts.layer_kinds(settings, lambda i: size is None or (i + 1) % max(every, 1) == 0)
+    local = parts.near_layers(settings, lambda i: size is None or (i + 1) % max(every, 1) == 0)
     if any(local) and size is None:
         raise CheckpointError(f"{settings.where}: layer_types has sliding_attention, and sliding_window is missing")
     attention, position = {**heads(settings), "qk_norm": norm}, rope(settings)
@@ -167,7 +160,7 @@ def _cohere2(settings: Settings) -> Table:
     settings.passed_over("use_embedding_sharing", "use_parallel_embedding", "order_of_interleaved_layers")
     every = settings.count("layer_switch", 4)
     every = settings.count("sliding_window_pattern", settings.count("_sliding_window_pattern", every))
-    local = parts.layer_kinds(settings, lambda i: (i + 1) % every == 0)
+    local = parts.near_layers(settings, lambda i: (i + 1) % every == 0)
     attention = _biased(settings, heads(settings))
     near = {
         **attention, "window": settings.count("sliding_window", 4096), "position": {**rope(settings), "interleaved": True}
@@ -184,7 +177,7 @@ def _cohere2(settings: Settings) -> Table:
 
 
 def _cohere2_settings(config: LanguageModelConfig) -> Table:
-    block: Any = config.blocks[config.layers()[0]]
+    block = parts.first_block(config)
     head: Any = config.head
     found = _windowed_settings(config)
     return {
@@ -202,7 +195,7 @@ def _smollm3(settings: Settings) -> Table:
         raise CheckpointError(f"{settings.where}: no_rope_layers has {len(told)} entries for {n} layers")
     used, size = settings.flag("use_sliding_window", False), settings.count("sliding_window", None)
     settings.passed_over("max_window_layers")
-    local = parts.layer_kinds(settings, lambda i: size is None or bool(told[i]))
+    local = parts.near_layers(settings, lambda i: size is None or bool(told[i]))
     attention, position = _biased(settings, heads(settings)), rope(settings, theta=2e6)
     norm, channel = parts.norm(settings), _gated(settings, bias=settings.flag("mlp_bias", False))
     layers = [
@@ -219,7 +212,7 @@ def _smollm3(settings: Settings) -> Table:
 
 
 def _smollm3_settings(config: LanguageModelConfig) -> Table:
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     windows = parts.window_settings(config)
     return {
         **settings_of(config), **windows, "use_sliding_window": windows["sliding_window"] is not None, "pad_token_id": None,
@@ -230,7 +223,7 @@ def _smollm3_settings(config: LanguageModelConfig) -> Table:
 
 def _ministral(settings: Settings) -> Table:
     size, position = settings.count("sliding_window", None), rope(settings)
-    local = parts.layer_kinds(settings, lambda i: size is None)
+    local = parts.near_layers(settings, lambda i: size is None)
     if any(local) and size is None:
         raise CheckpointError(f"{settings.where}: layer_types has sliding_attention, and sliding_window is missing")
     attention = {**heads(settings), "position": position}

@@ -169,8 +169,7 @@ def _link_zamba(links: WeightMap, config: LanguageModelConfig) -> None:
     for _, name, at, first in visits:
         if at == first:
             _link_shared(links, f"stack.layers.shared_{name}", at)
-            for one in ("gate_proj", "up_proj"):
-                links.same(f"stack.layers.shared_{name}.channel_mixer.{one}", f"{at}.feed_forward.{one}")
+            links.named(f"stack.layers.shared_{name}.channel_mixer", f"{at}.feed_forward", ("gate_proj", "up_proj"))
     _link_copies(links, visits)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hybridtf.interop.families import memories, parts
+from hybridtf.interop.families import parts
 from hybridtf.interop.family import Family, Table
 from hybridtf.interop.positions import rope, rope_settings
 from hybridtf.interop.settings import Settings
@@ -20,7 +20,7 @@ def _table(settings: Settings) -> Table:
     settings.only("attention_bias", False)
     settings.only("num_experts_per_tok", 1)
     norm, n_heads = parts.norm(settings, default=1e-5), settings.count("num_attention_heads", 8)
-    kinds = memories.layer_kinds(settings, (WHOLE, NEAR), [WHOLE] * settings.count("num_hidden_layers"))
+    kinds = parts.kinds(settings, (WHOLE, NEAR), [WHOLE] * settings.count("num_hidden_layers"))
     said = "rope_parameters" in settings
     position = {
         kind: rope(settings, theta=theta, fraction=1.0 if said else 0.5, kind=kind)
@@ -68,26 +68,21 @@ def _link(links: WeightMap, config: LanguageModelConfig) -> None:
     parts.link_ends(links, config)
     for one in ("scale", "bias"):
         links.same(f"stem.affine.{one}", f"model.input_hidden_states_{one}")
-    for i in range(len(config.layers())):
-        ours, theirs = f"stack.layers.{i}", f"model.layers.{i}"
-        links.same(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
-        links.same(f"{ours}.channel_norm", f"{theirs}.post_attention_layernorm")
+    for _, ours, theirs in parts.each_layer(links, config):
         for branch, after in (("mixer", "attention"), ("channel", "mlp")):
             for side, there in (("stream", "residual"), ("output", "hidden_states")):
                 for one in ("scale", "bias"):
                     at = f"{theirs}.post_{after}_residual_scale.{there}_{one}"
                     links.same(f"{ours}.{branch}_affine.{side}.{one}", at)
-        for one, other in _ATTENTION.items():
-            links.same(f"{ours}.mixer.{one}", f"{theirs}.self_attn.{other}")
+        links.named(f"{ours}.mixer", f"{theirs}.self_attn", _ATTENTION)
         links.convolution(f"{ours}.mixer.conv", f"{theirs}.self_attn.qkv_proj.conv_qk_depthwise")
-        for one, other in _ROUTER.items():
-            links.same(f"{ours}.channel_mixer.{one}", f"{theirs}.mlp.gate.{other}")
+        links.named(f"{ours}.channel_mixer", f"{theirs}.mlp.gate", _ROUTER)
         experts = f"{theirs}.mlp.experts"
         parts.link_fused_experts(links, f"{ours}.channel_mixer.experts", f"{experts}.gate_up_proj", f"{experts}.down_proj")
 
 
 def _settings(config: LanguageModelConfig) -> Table:
-    blocks: list[Any] = [config.blocks[name] for name in config.layers()]
+    blocks = parts.blocks_of(config)
     mixer, moe = blocks[0].mixer, blocks[0].channel_mixer
     of_kind: dict[str, Any] = dict.fromkeys((WHOLE, NEAR), mixer)
     for block in reversed(blocks):
