@@ -13,14 +13,19 @@ from hybridtf.interop.settings import Settings
 from hybridtf.interop.tensors import Lazy, Notes, Tensors
 
 AROUND: Mapping[str, tuple[str, bool]] = {
-    "gemma3": ("gemma3_text", True), "internvl": ("qwen2", True), "lfm2_vl": ("lfm2", True), "llama4": ("llama4_text", False),
-    "llava": ("llama", False), "mistral3": ("mistral", True), "qwen3_5": ("qwen3_5_text", False),
-    "qwen3_5_moe": ("qwen3_5_moe_text", False),
+    "gemma3": ("gemma3_text", True), "gemma3n": ("gemma3n_text", True), "gemma4": ("gemma4_text", True),
+    "internvl": ("qwen2", True), "lfm2_vl": ("lfm2", True), "llama4": ("llama4_text", False), "llava": ("llama", False),
+    "minimax_m3_vl": ("minimax_m3_vl_text", False), "mistral3": ("mistral", True), "qwen3_5": ("qwen3_5_text", False),
+    "qwen3_5_moe": ("qwen3_5_moe_text", False), "qwen4_exp": ("qwen4_exp_text", False),
 }
 """``model_type`` of the whole: that of its text where ``text_config`` does not say, and whether its head is the embedding."""
 
+EITHER = frozenset({"minimax_m3_vl"})
+"""Where a head is tied if the text says so or the whole does."""
+
 OF_OTHERS = (
-    "audio", "boi_", "downsample", "eoi_", "image", "mm_", "multimodal_", "projector", "spatial_merge", "video", "vision",
+    "audio", "boa_", "boi_", "downsample", "eoa_", "eoi_", "image", "merged_", "mm_", "multimodal_", "projector",
+    "spatial_merge", "video", "vision",
 )
 """How settings begin that are of other parts than the text."""
 
@@ -30,8 +35,9 @@ TEXT = {
 """How names of the text's tensors begin beside other parts, and how they begin without."""
 
 ASIDE: Mapping[str, tuple[str, ...]] = {
-    "vision": ("vision_tower.", "vision_model.", "visual."),
-    "projector": ("multi_modal_projector.",),
+    "audio": ("audio_tower.", "embed_audio."),
+    "projector": ("multi_modal_projector.", "patch_merge_mlp."),
+    "vision": ("vision_tower.", "vision_model.", "visual.", "embed_vision."),
 }
 """Parts that text does not pass through, and how their names begin, below ``model.`` or not."""
 
@@ -47,6 +53,8 @@ def text_settings(settings: Settings) -> Settings:
     text_type, tied = AROUND[name]
     text = Settings({"model_type": text_type, **settings.take("text_config")}, f"{settings.where}: text_config")
     own, outer = text.values.get("tie_word_embeddings"), settings.take("tie_word_embeddings", None, kind=bool)
+    if name in EITHER and own:
+        outer = True
     if own is not None and outer is None and own != tied:  # else what stands outside counts
         raise CheckpointError(f"{text.where}: tie_word_embeddings is {own}; beside it nothing is said, and {name} takes {tied}")
     text.values["tie_word_embeddings"] = tied if outer is None else outer

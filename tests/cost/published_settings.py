@@ -304,4 +304,23 @@ SETTINGS: dict[str, Entry] = {
         "rope_parameters": rope(1e4, "dynamic", alpha=1000.0, factor=1.0),
     }),
     "diffllama": ("diffllama", {}),
+    # Latents, streams and shared keys and values
+    "deepseek_v4": ("deepseek_v4", {}),
+    "gemma3n": ("gemma3n_text", {}),
+    "gemma4": ("gemma4_text", {}),
+    "longcat_flash": ("longcat_flash", {}),
+    "minimax_m3": ("minimax_m3_vl_text", {
+        "layer_types": at((0, 1, 2), 60, FULL, "minimax_m3_sparse"), "mlp_layer_types": at((0, 1, 2), 60, "dense", "sparse"),
+        "rope_parameters": rope(5e6, partial_rotary_factor=0.5),
+    }),
+    "qwen3_8_flash_next": ("qwen4_exp_text", {
+        "hidden_size": 2560, "num_hidden_layers": 48, "num_attention_heads": 24, "num_key_value_heads": 2, "head_dim": 256,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 48, "num_experts": 512, "num_experts_per_tok": 10,
+        "moe_intermediate_size": 640, "shared_expert_intermediate_size": 640, "hc_count": 4, "hc_lowrank": 320,
+        "vocab_size": 248320, "max_position_embeddings": 262144, "output_gate_type": "sigmoid", "eos_token_id": 248044,
+        "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 128, "indexer_budget": 2048,
+        "indexer_compress_ratio": 4, "ple_layer_ids": [2], "ple_embed_dim": 2560, "split_ngram_parts": 128,
+        "rope_parameters": rope(1e7, partial_rotary_factor=0.25, mrope_interleaved=True, mrope_section=[11, 11, 10]),
+    }),
+    "zaya": ("zaya", {}),
 }

@@ -121,3 +121,14 @@ def test_what_a_family_cannot_say_is_refused(name: str, settings: dict[str, Any]
     with pytest.raises(CheckpointError) as refusal:
         model(name, **settings)
     assert why in str(refusal.value)
+
+
+def test_gemma4_numbers_its_layers_with_as_many_digits_as_the_last() -> None:
+    """transformers writes "05" where there are ten layers or more."""
+    wide = {"head_dim": 16, "hidden_size_per_layer_input": 0, "num_hidden_layers": 12, "layer_types": LAYERS * 2}
+    padded = model("gemma4_text", **wide, per_layer_config={"05": {"head_dim": 64}, "11": {"head_dim": 64}})
+    assert padded == model("gemma4_text", **wide, global_head_dim=64)
+    assert [padded.blocks[name].mixer.head_dim for name in padded.layers()] == ([16] * 5 + [64]) * 2
+    for key in ("12", "six"):
+        with pytest.raises(CheckpointError, match=f"per_layer_config is of .*{key}.*, and there are 12 layers"):
+            model("gemma4_text", **wide, per_layer_config={key: {"head_dim": 64}})

@@ -91,10 +91,13 @@ def _widths(settings: Settings, kinds: Sequence[str]) -> list[tuple[int, int]]:
     n_far = settings.count("num_global_key_value_heads", None)
     if n_far is not None and settings.flag("attention_k_eq_v", False):
         far["num_key_value_heads"] = n_far
-    said = settings.take("per_layer_config", {str(i): far for i, kind in enumerate(kinds) if kind == FULL}, kind=dict)
+    said = settings.take("per_layer_config", {i: far for i, kind in enumerate(kinds) if kind == FULL}, kind=dict)
+    layers = {int(i): own for i, own in said.items() if str(i).isdecimal()}  # files say "05" where there are ten or more
+    if len(layers) < len(said) or layers.keys() - set(range(len(kinds))):
+        raise CheckpointError(f"{settings.where}: per_layer_config is of {sorted(said)}, and there are {len(kinds)} layers")
     found, known = [], {"head_dim", "num_key_value_heads"}
     for i in range(len(kinds)):
-        own = said.get(str(i), said.get(i, {}))
+        own = layers.get(i, {})
         if set(own) - known:
             raise CheckpointError(f"{settings.where}: per_layer_config of layer {i} says {sorted(set(own) - known)}")
         found.append((own.get("num_key_value_heads", kv), own.get("head_dim", width)))

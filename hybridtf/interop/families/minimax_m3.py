@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from hybridtf.core import CheckpointError
 from hybridtf.interop.families import parts
 from hybridtf.interop.families.decoders import heads
@@ -74,13 +77,62 @@ def _table(settings: Settings) -> Table:
 
 
 def _link(links: WeightMap, config: LanguageModelConfig) -> None:
+    """Text alone is written under the names that it has in memory, the whole under those of the published files."""
+    _link_names(links, config, Memory())
+    published = WeightMap(links.own, links.whole)
+    _link_names(published, config, Published())
+    links.others += published.links
+
+
+class Memory:
+    """How transformers calls what the two name differently: tensors of the indexer and parts of the experts."""
+
+    indexer, moe, bias = "indexer.", "mlp", "gate.e_score_correction_bias"
+
+    def gated(self, links: WeightMap, ours: str, theirs: str) -> None:
+        links.fused([f"{ours}.gate_proj", f"{ours}.up_proj"], f"{theirs}.gate_up_proj")
+
+    def experts(self, links: WeightMap, ours: str, theirs: str, n: int) -> None:
+        parts.link_fused_experts(links, ours, f"{theirs}.gate_up_proj", f"{theirs}.down_proj")
+
+
+class Published(Memory):
+    """The same of the files. Two links of memory are one here, which takes their place as a whole."""
+
+    indexer, moe, bias = "index_", "block_sparse_moe", "e_score_correction_bias"
+
+    def gated(self, links: WeightMap, ours: str, theirs: str) -> None:
+        both = ("gate_proj.weight", "up_proj.weight")
+        links.link([f"{ours}.{one}" for one in both], [f"{theirs}.{one}" for one in both], lambda x: x, lambda x: x)
+
+    def experts(self, links: WeightMap, ours: str, theirs: str, n: int) -> None:
+        def read(x: list[Tensor]) -> list[Tensor]:
+            return [torch.stack([one.mT for one in half]) for half in (x[:n], x[n:])]
+
+        def write(x: list[Tensor]) -> list[Tensor]:
+            return [one.mT for half in x for one in half.unbind()]
+
+        names = [f"{theirs}.{i}.{word}.weight" for word in ("w1", "w3") for i in range(n)]
+        links.link([f"{ours}.gate_proj", f"{ours}.up_proj"], names, read, write)
+        links.stacked(f"{ours}.down_proj", [f"{theirs}.{i}.w2.weight" for i in range(n)])
+
+
+def _link_names(links: WeightMap, config: LanguageModelConfig, naming: Memory) -> None:
     parts.link_ends(links, config)
     for block, ours, theirs in parts.each_layer(links, config):
         parts.link_attention(links, f"{ours}.mixer", f"{theirs}.self_attn")
-        links.same(f"{ours}.mixer.indexer", f"{theirs}.self_attn.indexer")
-        parts.link_channel(
-            links, f"{ours}.channel_mixer", f"{theirs}.mlp", block.channel_mixer, fused=True, unit=parts.link_fused_gated
-        )
+        for one in ("q_proj", "k_proj", "q_norm", "k_norm"):
+            links.same(f"{ours}.mixer.indexer.{one}", f"{theirs}.self_attn.{naming.indexer}{one}")
+        mine, yours = f"{ours}.channel_mixer", f"{theirs}.mlp"
+        if links.has(f"{mine}.router"):
+            yours = f"{theirs}.{naming.moe}"
+            links.same(f"{mine}.router", f"{yours}.gate")
+            links.same(f"{mine}.selection.bias", f"{yours}.{naming.bias}")
+            experts: Any = block.channel_mixer
+            naming.experts(links, f"{mine}.experts", f"{yours}.experts", experts.n_experts)
+            mine, yours = f"{mine}.shared", f"{yours}.shared_experts"
+        naming.gated(links, mine, yours)
+        links.same(f"{mine}.down_proj", f"{yours}.down_proj")
 
 
 def _settings(config: LanguageModelConfig) -> Table:
