@@ -1,7 +1,7 @@
 # make demo        the demonstration: three recipes trained, measured and compared
 # make test        the default suite (no slow, no gpu tests)
 # make test-slow   the slow half
-# make coverage    the default suite with its lines counted: fails below 90 %; by hand, it takes a quarter longer
+# make coverage    the default suite with its lines counted: fails below 90 %; by hand, it takes a third longer
 # make test-plugin the example plugin's own tests, as its author would run them
 # make lint        ruff, mypy, import contracts
 # make gpu-check   the tests that need a GPU; PYTHON=/path/to/python runs them outside .venv
