@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from hybridtf.core import ComponentConfig, ConfigError, Kernel, KernelError, active
@@ -10,6 +12,8 @@ from hybridtf.testing import (
     Subject,
     check_kernel,
     laws_for,
+    laws_segments,
+    laws_time,
     option_variants,
     preset_config,
     run_checks,
@@ -19,6 +23,10 @@ from hybridtf.testing.laws_outside import check_compile
 
 LAWS_OF_VARIANTS = ("shape", "empty", "cut", "segment", "causal", "gradients", "finite", "state_bytes")
 """Each finds broken mixers (tests/testing/broken) that the others let pass; what is left is about copies, crops and files."""
+LAYOUTS_OF_VARIANTS = ("packed", "middle padding", "one column")
+"""Documents without pads, pads wherever they can be, and decode: the other layouts are of one kind of pad each."""
+CUTS_OF_VARIANTS = ((1,) * laws_time.LENGTH, (5, 8), (4, 0, 9))
+"""Token by token, in two pieces, and with a call of no tokens."""
 LAWS_OF_STARTS = ("gradients", "finite")
 """What an option that only says where parameters start can still break."""
 POSITIONS_OF = ("attention", "cca", "dilated", "linear_attention", "mla")
@@ -27,6 +35,16 @@ LAWS_OF_PRESETS = ("config", "shape", "cut", "segment", "gradients", "compile")
 """A preset is the code of its base with other options."""
 STARTS = ("a_range", "dt_floor", "dt_range")
 """Options that say where parameters start."""
+COMPILED = {
+    "mixers": (
+        "attention", "gated_delta_net", "gla", "griffin_recurrent", "gru", "mamba", "mamba2", "mla", "mlstm", "moba", "rwkv7",
+        "sliding_attention",
+    ),
+    "channel_mixers": ("mlp", "moe", "swiglu"),
+    "blocks": ("hyper_connections", "prenorm"),
+}
+"""Of each sort of op and of state, one that is compiled in the default suite too, in every way of calling it; the others are
+slow. That whole rows of every mixer can be compiled, tests/field/test_compile.py holds in the default suite."""
 NOT_OF = {
     ("cosformer", "max_distance"): "finite",  # says how long a document may be, and refuses the law's long call
     ("multi_scale", "mixer"): "state_bytes",  # keys of pooled blocks grow with whole blocks, not with tokens
@@ -52,10 +70,19 @@ def _laws(kind: str, name: str) -> tuple[str, ...]:
     return ("config",) if kind == "tasks" else tuple(law for law in laws_for(kind) if law in LAWS_OF_PRESETS)
 
 
-LAWS = [(kind, name, law) for kind, name in _components() for law in _laws(kind, name)]
+def _case(kind: str, name: str, law: str) -> Any:
+    slow = law == "compile" and name not in COMPILED.get(kind, (name,))
+    return pytest.param(kind, name, law, id=f"{kind}-{name}-{law}", marks=[pytest.mark.slow] if slow else [])
 
 
-@pytest.mark.parametrize(("kind", "name", "law"), LAWS, ids=[f"{kind}-{name}-{law}" for kind, name, law in LAWS])
+LAWS = [_case(kind, name, law) for kind, name in _components() for law in _laws(kind, name)]
+
+
+def test_what_is_compiled_in_the_default_suite_exists() -> None:
+    assert not [name for kind, names in COMPILED.items() for name in names if name not in active()[kind].names()]
+
+
+@pytest.mark.parametrize(("kind", "name", "law"), LAWS)
 def test_law(kind: str, name: str, law: str) -> None:
     try:
         run_law(Subject(kind, _config(kind, name)), law)
@@ -82,7 +109,11 @@ VARIANTS = _variants()
 @pytest.mark.parametrize(
     ("kind", "name", "option", "config"), VARIANTS, ids=[f"{k}-{n}-{o}" for k, n, o, _ in VARIANTS]
 )
-def test_one_option_away_from_its_default(kind: str, name: str, option: str, config: ComponentConfig) -> None:
+def test_one_option_away_from_its_default(
+    kind: str, name: str, option: str, config: ComponentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(laws_segments, "LAYOUTS", {key: laws_segments.LAYOUTS[key] for key in LAYOUTS_OF_VARIANTS})
+    monkeypatch.setattr(laws_time, "CUTS", CUTS_OF_VARIANTS)
     try:
         Subject(kind, config).build_plain()
     except (ConfigError, KernelError) as error:

@@ -48,7 +48,7 @@ def check_op(case: OpCase, op: Op, reference: Op, why_not: WhyNot) -> None:
             if takes(phase, dtype):
                 check_runs(case, op, phase, dtype)
     exact = [(dtype, tol) for dtype, tol in EXACT if takes("train", dtype)]
-    for dtype, tol in exact:
+    for dtype, tol in exact if op is not reference else ():  # which agrees with itself
         check_agreement(case, op, reference, dtype, tol)
     for dtype, tol in exact[:1]:
         check_over_time(case, op, reference, dtype, tol)

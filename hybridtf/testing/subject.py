@@ -19,6 +19,7 @@ from hybridtf.core import (
     ComponentConfig,
     Context,
     EdgeSpec,
+    Growing,
     QueryKeyPosition,
     Segments,
     State,
@@ -248,6 +249,12 @@ def _timeless(module: nn.Module, x: Tensor, *positions: Tensor) -> Tensor:
 def max_len_counts(module: nn.Module) -> bool:
     """The component, or a part of it, says that it depends on the ``max_len`` of its state."""
     return any(getattr(part, "uses_max_len", False) for part in module.modules())
+
+
+def max_len_shows(module: nn.Module, state: State) -> bool:
+    """A state made with ``max_len`` is of another form than ``state``, made without: it has buffers, or the component says that
+    it counts. Calls on others go the same way with and without it."""
+    return max_len_counts(module) or any(isinstance(leaf, Growing) for leaf in leaves(state))
 
 
 def _drawn_ids(generator: torch.Generator, b: int, t: int) -> Tensor:
