@@ -146,7 +146,7 @@ def _check_edges(layers: Sequence[int], stack: Stack, teacher: LanguageModel) ->
         written.update(block.writes, *(part.writes for part in block.parts().values()))
     for i in layers:
         block = stack.blocks()[i]
-        reads = {edge for part in (block, *block.parts().values()) for edge in part.reads} - set(block.gives)
+        reads = set(block.reads).union(*(part.reads for part in block.parts().values())) - set(block.gives)
         if missing := sorted(reads - written):
             why = f"layer {i} reads the edge {missing[0]!r}, which the teacher has not"
             raise ConfigError(f"train.teacher.given = 'teacher': {why}")

@@ -25,6 +25,12 @@ def test_a_run_becomes_a_model_folder(trained, tmp_path):
     part = "stack.layers.3.mixer.q_proj.weight"
     assert torch.equal(new.model.get_parameter(part), old.model.get_parameter(part))
     assert new.model.stack.layers["3"].mixer.config.chunk_size == 16
+    teacher = f'train.teacher = {{ run = "{trained}", given = "teacher", trains = "replaced" }}'
+    ok("train", tmp_path / "new" / "recipe.toml", "-o", tmp_path / "run", "--from", tmp_path / "new", "--set", teacher)
+    learnt = load_run(tmp_path / "run").model
+    moved = {name for name, p in learnt.named_parameters() if not torch.equal(p, new.model.get_parameter(name))}
+    assert moved
+    assert all(name.startswith("stack.layers.3.mixer.") for name in moved)
 
 
 def test_what_a_person_sees(trained, tmp_path):
