@@ -42,9 +42,10 @@ def surgery(
     weights: Weights = "model",
     json: Json = False,
 ) -> None:
-    """Replace mixers of a trained model by others, and keep every weight whose meaning survives.
+    """Replace mixers of a trained model by others.
 
-    What the new mixer leaves open of heads, positions and biases is taken from the replaced one. Train on with train --from.
+    Weights whose meaning survives are kept, and all are listed. What the new mixer leaves open of heads, positions and biases is
+    taken from the replaced one. Train on with train --from, and train.teacher in the recipe.
     """
     from hybridtf.core import CheckpointError, ConfigError
     from hybridtf.models import LanguageModel
