@@ -16,6 +16,8 @@ from hybridtf.cli.sources import need_folder, read_run, registries
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from hybridtf.models import LanguageModel
+    from hybridtf.recipe import Recipe
     from hybridtf.surgery import Operated
 
 
@@ -44,34 +46,46 @@ def surgery(
 ) -> None:
     """Replace mixers of a trained model by others.
 
-    Weights whose meaning survives are kept, and all are listed. What the new mixer leaves open of heads, positions and biases is
-    taken from the replaced one. Train on with train --from, and train.teacher in the recipe.
+    Weights whose meaning survives are kept, and all are listed. What the new mixer leaves open of heads, positions and
+    biases is taken from the replaced one. Train on with train --from, and train.teacher in the recipe.
     """
-    from hybridtf.core import CheckpointError, ConfigError
-    from hybridtf.models import LanguageModel
     from hybridtf.surgery import parse_layers, replace_mixers
     from hybridtf.train import save_model
 
     registries()
-    need_folder(output)
-    if output.is_dir() and any(output.iterdir()):
-        raise ConfigError(f"{output}: is there already; choose another folder")
+    _need_new(output)
     if mixer is None and n_kv_heads is None:
         raise typer.BadParameter("give --mixer, --n-kv-heads or both", param_hint="--mixer")
-    loaded = read_run(run, "cpu", step, weights)
-    if not isinstance(loaded.model, LanguageModel):
-        raise CheckpointError(f"{run}: is no language model of ours, and its layers are not known")
-    chosen = parse_layers(layers, len(loaded.model.config.layers()))
+    model, recipe = _read(run, step, weights)
+    chosen = parse_layers(layers, len(model.config.layers()))
     with interruptible("nothing was written"):
-        found = replace_mixers(
-            loaded.model, loaded.recipe, chosen, None if mixer is None else _table(mixer), n_kv_heads=n_kv_heads, seed=seed
-        )
+        table = None if mixer is None else _table(mixer)
+        found = replace_mixers(model, recipe, chosen, table, n_kv_heads=n_kv_heads, seed=seed)
         save_model(found.model, found.recipe, output)
     if json:
         print_json({**_as_json(found), "output": str(output)})
         return
     _show(found, asked=mixer is not None)
     print(f"written: {output}")
+
+
+def _need_new(output: Path) -> None:
+    """Refuse a folder that holds anything."""
+    from hybridtf.core import ConfigError
+
+    need_folder(output)
+    if output.is_dir() and any(output.iterdir()):
+        raise ConfigError(f"{output}: is there already; choose another folder")
+
+
+def _read(run: str, step: int | None, weights: str) -> tuple[LanguageModel, Recipe]:
+    from hybridtf.core import CheckpointError
+    from hybridtf.models import LanguageModel
+
+    loaded = read_run(run, "cpu", step, weights)
+    if not isinstance(loaded.model, LanguageModel):
+        raise CheckpointError(f"{run}: is no language model of ours, and its layers are not known")
+    return loaded.model, loaded.recipe
 
 
 def _table(text: str) -> Mapping[str, Any] | str:

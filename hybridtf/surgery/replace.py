@@ -57,12 +57,8 @@ def replace_mixers(
     Raises :class:`ConfigError` for layers, options and sizes that cannot be.
     """
     config = model.config
-    names, chosen = config.layers(), sorted(set(layers))
-    for i in chosen:
-        if not 0 <= i < len(names):
-            raise ConfigError(f"layer {i} is not there; the model has layers 0 to {len(names) - 1}")
-    if not chosen:
-        raise ConfigError("no layer was named whose mixer is to be replaced")
+    names = config.layers()
+    chosen = _chosen(layers, len(names))
     table = _asked(mixer, n_kv_heads)
     blocks, new_names = dict(config.blocks), list(names)
     taken: dict[int, dict[str, Any]] = {}
@@ -87,6 +83,17 @@ def replace_mixers(
 
 
 # -- the config ----------------------------------------------------------------------------------------------------------
+
+
+def _chosen(layers: Collection[int], n_layers: int) -> list[int]:
+    """In order, each once."""
+    chosen = sorted(set(layers))
+    for i in chosen:
+        if not 0 <= i < n_layers:
+            raise ConfigError(f"layer {i} is not there; the model has layers 0 to {n_layers - 1}")
+    if not chosen:
+        raise ConfigError("no layer was named whose mixer is to be replaced")
+    return chosen
 
 
 def _asked(mixer: Table | str | None, n_kv_heads: int | None) -> Table:
