@@ -31,6 +31,7 @@ from hybridtf.cli import (
     search,
     show,
     study,
+    surgery,
     training,
 )
 from hybridtf.cli.output import say
@@ -166,7 +167,8 @@ def hybridtf(
 
 
 for _room in (
-    catalogue, show, plan, match, checks, training, generate, bench, compare, search, study, interop, doctor, new_plugin,
+    catalogue, show, plan, match, checks, training, generate, bench, compare, search, study, interop, surgery, doctor,
+    new_plugin,
 ):
     _room.register(app)
 

@@ -111,7 +111,7 @@ class Stack(nn.Module):
         own = dict(self.layers.items())
         return [part if isinstance(part := own.get(str(i)), Visit) else None for i in range(len(self.order))]
 
-    def _callable(self, i: int) -> Callable[..., BlockOutput]:
+    def visit(self, i: int) -> Callable[..., BlockOutput]:
         """What layer ``i`` calls: its block, with the layer's own adapters in place."""
         block = self.layers[self.order[i]]
         own = str(i)
@@ -134,7 +134,7 @@ class Stack(nn.Module):
         elif self.stream.n_streams > 1:
             x = x.unsqueeze(-2).expand(*x.shape[:-1], self.stream.n_streams, -1)
         for i in range(len(self.order)):
-            run = self._callable(i)
+            run = self.visit(i)
             options: dict[str, Any] = {
                 "segments": segments, "state": None if state is None else state[i], "context": context, "keep": keep,
             }

@@ -197,7 +197,11 @@ class LanguageModel(nn.Module):
 
     def loss(self, inputs: Tensor, targets: Tensor, segments: Segments | None = None) -> Loss:
         """Cross-entropy of ``targets`` (b t; -100 is not scored) given ``inputs`` (b t), in float32 at least."""
-        out = self(inputs, segments=segments)
+        return self.loss_of(self(inputs, segments=segments), targets)
+
+    def loss_of(self, out: LanguageModelOutput, targets: Tensor) -> Loss:
+        """:meth:`loss` of what a call with all logits returned."""
+        assert out.logits is not None
         scores = out.logits.flatten(0, 1)
         scores = scores if scores.dtype == torch.float64 else scores.float()
         total = F.cross_entropy(scores, targets.flatten(), ignore_index=IGNORED, reduction="sum")

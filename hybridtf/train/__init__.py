@@ -1,7 +1,7 @@
 """Training: the loop, precision, checkpoints that resume bit for bit, and the held-out loss."""
 
 from hybridtf.train.checkpoint import LoadedRun, RunFolder, load_model, load_run, save_model
-from hybridtf.train.config import MuonOptions, RoleOptions, TrainConfig, train_config
+from hybridtf.train.config import MuonOptions, RoleOptions, TeacherOptions, TrainConfig, train_config
 from hybridtf.train.evaluate import DocumentScore, EvalResult, evaluate
 from hybridtf.train.interrupt import Interrupted, Terminated
 from hybridtf.train.log import read_log
@@ -12,6 +12,6 @@ from hybridtf.train.schedule import lr_factor
 
 __all__ = [
     "DocumentScore", "EvalResult", "Interrupted", "LoadedRun", "MuonOptions", "RoleOptions", "RunFolder", "StepReport",
-    "Terminated", "TrainConfig", "TrainResult", "build_optimizer", "evaluate", "load_model", "load_run", "lr_factor",
-    "parameter_groups", "planned_steps", "read_log", "save_model", "train", "train_config",
+    "TeacherOptions", "Terminated", "TrainConfig", "TrainResult", "build_optimizer", "evaluate", "load_model", "load_run",
+    "lr_factor", "parameter_groups", "planned_steps", "read_log", "save_model", "train", "train_config",
 ]

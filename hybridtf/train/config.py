@@ -48,6 +48,47 @@ class MuonOptions(ConfigTable):
     """Of the Newton-Schulz steps; ``auto``: bf16 on a GPU, else fp32; float64 parameters keep float64 but for bf16."""
 
 
+class TeacherOptions(ConfigTable):
+    """A model to be matched: see ``hybridtf/train/teacher.py``."""
+
+    run: str = Field(min_length=1)
+    """A run, checkpoint or model folder; its model stays as it is."""
+    given: Literal["student", "teacher"] = "student"
+    """``student``: the model that learns reads the text itself, end to end. ``teacher``: each matched layer alone reads what
+    the teacher's layer read, and ``hidden`` is the whole loss."""
+    hidden: float = Field(default=1.0, ge=0)
+    """Weight of the squared distance of the matched layers' outputs."""
+    logits: float = Field(default=1.0, ge=0)
+    """Weight of the divergence of the scores."""
+    loss: float = Field(default=1.0, ge=0)
+    """Weight of the cross-entropy of the text."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Divides both scores before their divergence is taken."""
+    layers: Literal["replaced", "all"] | tuple[Annotated[int, Field(ge=0)], ...] = "replaced"
+    """The matched layers; ``replaced``: those whose mixers are not the teacher's."""
+    trains: Literal["all", "replaced"] = "all"
+    """``replaced``: only the mixers of the matched layers are trained."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _alone(cls, data: Any) -> Any:
+        # A layer by itself has no scores: their weights are 0 where nothing else is said.
+        alone = isinstance(data, Mapping) and data.get("given") == "teacher"
+        return {"logits": 0.0, "loss": 0.0, **data} if alone else data
+
+    @model_validator(mode="after")
+    def _teaches(self) -> Self:
+        if self.given == "teacher" and (self.logits or self.loss):
+            raise ValueError("given = 'teacher' trains layers by themselves, which have no scores: logits and loss must be 0")
+        if not self.hidden and (self.given == "teacher" or not self.logits):
+            raise ValueError("nothing of the teacher has a weight: give hidden or logits")
+        return self
+
+
+def _teacher_options(value: Any) -> Any:
+    return TeacherOptions(**value) if isinstance(value, Mapping) else value
+
+
 def _role_options(value: Any) -> Any:
     # Made here and not by pydantic, so that an unknown option is answered with this table's names.
     return RoleOptions(**value) if isinstance(value, Mapping) else value
@@ -112,6 +153,11 @@ class TrainConfig(ConfigTable):
     """The gradient is scaled down to this norm; 0: never."""
     loss_weights: dict[str, float] = Field(default_factory=dict)
     """Weights of the model's auxiliary losses by name; 1 where none is given."""
+
+    teacher: Annotated[TeacherOptions | None, BeforeValidator(_teacher_options)] = Field(
+        default=None, examples=[{"run": "runs/teacher"}]
+    )
+    """Match another model while training."""
 
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
     warmup: float = Field(default=0.02, ge=0)
@@ -180,6 +226,8 @@ class TrainConfig(ConfigTable):
             raise ValueError(f"betas must be from 0 to below 1, got {list(self.betas)}")
         if self.muon is not None and self.optimizer != "muon":
             raise ValueError(f"muon gives options of Muon, and optimizer is {self.optimizer!r}; give optimizer = 'muon'")
+        if self.compile and self.teacher is not None and self.teacher.hidden:
+            raise ValueError("compile = true hides what layers give: set teacher.hidden = 0, or leave compile out")
         if self.ema_decay is None and (self.eval_ema or self.ema_every != 1):
             raise ValueError("eval_ema and ema_every are about an average that is not kept; give ema_decay")
         if self.stop_at is not None and not math.isfinite(self.stop_at):

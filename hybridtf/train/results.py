@@ -86,3 +86,13 @@ def bytes_per_token(task: Task) -> float | None:
         if split.name == "train" and split.n_tokens and split.n_bytes:
             return split.n_bytes / split.n_tokens
     return None
+
+
+def scores_of(result: EvalResult) -> dict[str, float]:
+    """An evaluation as a line of the log has it."""
+    return {"loss": result.loss, **result.metrics}
+
+
+def in_words(result: EvalResult) -> str:
+    """The same for a person."""
+    return "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())

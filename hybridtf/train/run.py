@@ -29,11 +29,12 @@ from hybridtf.train.optimizer import build_optimizer, describe_parameters, set_l
 from hybridtf.train.precision import DTYPES, check_precision, make_scaler
 from hybridtf.train.progress import Reporter, counted
 from hybridtf.train.recompute import set_checkpointed
-from hybridtf.train.results import StepReport, TrainResult, bytes_per_token, planned_steps, planned_tokens
+from hybridtf.train.results import StepReport, TrainResult, bytes_per_token, in_words, planned_steps, planned_tokens, scores_of
 from hybridtf.train.schedule import lr_factor, warmup_steps
 from hybridtf.train.sinks import Sinks, check_sinks
 from hybridtf.train.stats import LayerStats, watch_eagerly
 from hybridtf.train.step import Sums, accumulate, after_step, check_loss_weights, clip
+from hybridtf.train.teacher import Teacher
 from hybridtf.train.trainer_state import Counters, Place, pack_state, set_random, take_place, unpack_state
 
 LOWEST_SCALE = 1.0
@@ -70,12 +71,14 @@ class Run:
         if config.eval_context == "document" and config.eval_tokens != 0:
             require_carry(self.model)
         set_checkpointed(self.model, config.checkpoint_layers)
+        self.teacher = None if config.teacher is None else Teacher(config.teacher, self.model)
         self.optimizer = build_optimizer(self.model, config)
         self.average: Average | None = None
         self.scaler = make_scaler(config.precision, device)
         used = recipe.resolved(kernels=kernels_used(self.model), seed=config.seed)
         self.recipe = used.model_copy(update={"train": config})
-        self.bytes_per_token = bytes_per_token(self.task)
+        # Layers that are trained by themselves have a loss, but none of the text.
+        self.bytes_per_token = None if self.teacher is not None and self.teacher.alone else bytes_per_token(self.task)
         self.counters = Counters()
         self.early_stop = EarlyStop(config, self.task)
         self.checked: float | None = None
@@ -174,7 +177,7 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
         stats = self.layer_stats(place, batches)
         with stats.watching() if stats is not None and not config.compile else contextlib.nullcontext():
-            sums = accumulate(self.model, batches, config, self.scaler, self.device)
+            sums = accumulate(self.model, batches, config, self.scaler, self.device, self.teacher)
         if not sums.finite():
             raise self.not_finite("loss", place, batches)
         self.scaler.unscale_(self.optimizer)
@@ -289,14 +292,14 @@ class Run:
         seconds = time.perf_counter() - began
         self.evaluation, self.metrics = result, result.metrics
         self.eval_seconds += seconds
-        values: dict[str, Any] = {"tokens": self.counters.tokens, **_scores(result), "n_tokens": result.n_tokens}
+        values: dict[str, Any] = {"tokens": self.counters.tokens, **scores_of(result), "n_tokens": result.n_tokens}
         groups = group_metrics(self.task, result)
         values |= {"groups": groups} if groups else {}
         if averaged is not None:
             self.ema_metrics = averaged.metrics
-            values["ema"] = _scores(averaged)
+            values["ema"] = scores_of(averaged)
         self.record("eval", values | {"seconds": seconds, **self.eval_options(), "metrics": list(result.metrics)})
-        measured = _in_words(result) + (f"; average: {_in_words(averaged)}" if averaged is not None else "")
+        measured = in_words(result) + (f"; average: {in_words(averaged)}" if averaged is not None else "")
         self.reporter.say(f"step {self.counters.step}/{self.total}  held out ({counted(result.n_tokens, 'token')}): {measured}")
         for name, metrics in groups.items():
             self.reporter.say(f"    {name}: {self.task.metric} {metrics[self.task.metric]:.4f}")
@@ -357,7 +360,7 @@ class Run:
         def again() -> None:
             set_random(place.random, self.device)
             self.optimizer.zero_grad(set_to_none=True)
-            accumulate(self.model, batches, self.config, self.scaler, self.device)
+            accumulate(self.model, batches, self.config, self.scaler, self.device, self.teacher)
 
         where = locate(self.model, again)
         set_random(place.random, self.device)
@@ -388,11 +391,3 @@ def _task_of(recipe: Recipe, seed: int) -> Task:
 def step_of(checkpoint: Path) -> int:
     """The step that a checkpoint's name says."""
     return int(checkpoint.name.rpartition("-")[2].removesuffix(".old"))
-
-
-def _scores(result: EvalResult) -> dict[str, float]:
-    return {"loss": result.loss, **result.metrics}
-
-
-def _in_words(result: EvalResult) -> str:
-    return "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())

@@ -15,6 +15,7 @@ from hybridtf.models import LanguageModel
 from hybridtf.tasks import Batch
 from hybridtf.train.config import TrainConfig
 from hybridtf.train.precision import autocast
+from hybridtf.train.teacher import Teacher
 
 
 @dataclass
@@ -56,24 +57,26 @@ def check_loss_weights(model: nn.Module, weights: Mapping[str, float]) -> None:
 
 def accumulate(
     model: LanguageModel, batches: Sequence[Batch], config: TrainConfig, scaler: torch.amp.GradScaler,
-    device: torch.device,
+    device: torch.device, teacher: Teacher | None = None,
 ) -> Sums:
     """Add the window's gradient to ``.grad`` and return its sums.
 
     The loss is the sum over all scored tokens of the window divided by their number, never a mean of means. An
     auxiliary loss (sum, count) of each forward is weighted by its share of the window's real tokens, which gives sum /
-    count of the window where its count is proportional to them.
+    count of the window where its count is proportional to them. ``teacher``: what is to be matched, with its own weights.
     """
+    weights = config.loss_weights if teacher is None else {**config.loss_weights, **teacher.weights}
+    weight = 1.0 if teacher is None else teacher.total_weight
     n_scored = max(sum(batch.n_tokens for batch in batches), 1)
     n_real = [_n_real(batch) for batch in batches]
     sums = Sums()
     for batch, real in zip(batches, n_real, strict=True):
         moved = batch.to(device)
         with autocast(config.precision, device):
-            found = model.loss(moved.inputs, moved.targets, moved.segments)
-        loss = found.total / n_scored
+            found = model.loss(moved.inputs, moved.targets, moved.segments) if teacher is None else teacher.loss(model, moved)
+        loss = weight * found.total / n_scored
         for name, (total, count) in found.losses.items():
-            share = config.loss_weights.get(name, 1.0) * real / max(sum(n_real), 1)
+            share = weights.get(name, 1.0) * real / max(sum(n_real), 1)
             loss = loss + share * total / count.clamp(min=1)
         scaler.scale(loss).backward()
         sums.add(_read(found.total, batch.n_tokens, found.losses))

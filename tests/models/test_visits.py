@@ -116,7 +116,7 @@ def test_a_visits_gradient_reaches_its_own_adapters_only():
     x, edges = model.stem(IDS)[0].detach(), {}
     for i in range(3):
         model.zero_grad()
-        model.stack._callable(i)(x, edges).x.square().sum().backward()
+        model.stack.visit(i)(x, edges).x.square().sum().backward()
         for j in range(3):
             grads = [p.grad for p in model.stack.layers[str(j)].parameters()]
             assert all((g is not None and bool(g.any())) == (i == j) for g in grads)

@@ -81,7 +81,7 @@ def test_round_trip_with_every_option_away_from_its_default(tmp_path):
         log_every=3, eval_every=4, eval_tokens=9, eval_context="document", save_every=11, keep_checkpoints=5,
         optimizer="muon", muon={"lr": 0.02, "scale": "original", "ns_coefficients": [3.0, -3.2, 1.2]}, max_shard_bytes=9,
         ema_decay=0.9, ema_every=3, eval_ema=True, stats_every=7, sinks=["wandb", "trackio"],
-        stop_at=0.5, stop_every=3,
+        stop_at=0.5, stop_every=3, teacher={"run": "runs/other", "hidden": 0.0, "layers": [1], "trains": "replaced"},
     )
     default = TrainConfig(epochs=1)
     same = {name for name in TrainConfig.model_fields if getattr(config, name) == getattr(default, name)}

@@ -174,7 +174,7 @@ def test_layers_of_a_shared_block_with_adapters(tmp_path):
         model(ids)
     outputs, x, seen = {}, model.stem(ids)[0], {"embedding": model.stem(ids)[0], "token_ids": ids}
     for i, name in enumerate(stats.names):
-        x = model.stack._callable(i)(x, seen).x
+        x = model.stack.visit(i)(x, seen).x
         outputs[name] = float(x.detach().square().sum())
     assert {name: pytest.approx(float(sums[2]), rel=1e-12) for name, sums in stats._sums.items()} == outputs
     own = {name: sum(p.numel() for p in params) for name, params in stats.weights.items()}

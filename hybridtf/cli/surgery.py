@@ -1,0 +1,147 @@
+"""``surgery``: other mixers in place of a trained model's."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hybridtf.cli.options import Json, Step, Weights
+from hybridtf.cli.output import add_row, counted, interruptible, make_table, print_json, print_table, print_text
+from hybridtf.cli.sources import need_folder, read_run, registries
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hybridtf.models import LanguageModel
+    from hybridtf.recipe import Recipe
+    from hybridtf.surgery import Operated
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this file."""
+    app.command("surgery")(surgery)
+
+
+def surgery(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, checkpoint or model folder.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The model folder to write.")],
+    layers: Annotated[
+        str, typer.Option("--layers", metavar="WHICH", help="Layers from 0: all; 1,3,5; 2-7; every 2 from 1; and together.")
+    ],
+    mixer: Annotated[
+        str | None, typer.Option("--mixer", metavar="TABLE", help="The new mixer: a name, or a table as in a recipe.")
+    ] = None,
+    n_kv_heads: Annotated[
+        int | None,
+        typer.Option("--n-kv-heads", min=1, metavar="N", help="Heads of keys and values; alone: nothing else changes."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the weights that no old one can fill.")] = 0,
+    step: Step = None,
+    weights: Weights = "model",
+    json: Json = False,
+) -> None:
+    """Replace mixers of a trained model by others.
+
+    Weights whose meaning survives are kept, and all are listed. What the new mixer leaves open of heads, positions and
+    biases is taken from the replaced one. Train on with train --from, and train.teacher in the recipe.
+    """
+    from hybridtf.surgery import parse_layers, replace_mixers
+    from hybridtf.train import save_model
+
+    registries()
+    _need_new(output)
+    if mixer is None and n_kv_heads is None:
+        raise typer.BadParameter("give --mixer, --n-kv-heads or both", param_hint="--mixer")
+    model, recipe = _read(run, step, weights)
+    chosen = parse_layers(layers, len(model.config.layers()))
+    with interruptible("nothing was written"):
+        table = None if mixer is None else _table(mixer)
+        found = replace_mixers(model, recipe, chosen, table, n_kv_heads=n_kv_heads, seed=seed)
+        save_model(found.model, found.recipe, output)
+    if json:
+        print_json({**_as_json(found), "output": str(output)})
+        return
+    _show(found, asked=mixer is not None)
+    print(f"written: {output}")
+
+
+def _need_new(output: Path) -> None:
+    """Refuse a folder that holds anything."""
+    from hybridtf.core import ConfigError
+
+    need_folder(output)
+    if output.is_dir() and any(output.iterdir()):
+        raise ConfigError(f"{output}: is there already; choose another folder")
+
+
+def _read(run: str, step: int | None, weights: str) -> tuple[LanguageModel, Recipe]:
+    from hybridtf.core import CheckpointError
+    from hybridtf.models import LanguageModel
+
+    loaded = read_run(run, "cpu", step, weights)
+    if not isinstance(loaded.model, LanguageModel):
+        raise CheckpointError(f"{run}: is no language model of ours, and its layers are not known")
+    return loaded.model, loaded.recipe
+
+
+def _table(text: str) -> Mapping[str, Any] | str:
+    """A mixer's table as TOML has it inline, or its name alone."""
+    import tomllib
+
+    from hybridtf.core import ConfigError
+
+    if not text.strip().startswith("{"):
+        return text.strip()
+    try:
+        found: Mapping[str, Any] = tomllib.loads(f"mixer = {text}")["mixer"]
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"--mixer {text}: is no TOML table ({error})") from None
+    return found
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value.to_dict() if hasattr(value, "to_dict") else value for name, value in options.items()}
+
+
+def _as_json(found: Operated) -> dict[str, Any]:
+    layers = {
+        str(i): {
+            "mixer": _mixer(found, i), "taken": _plain(found.taken[i]),
+            "pieces": [{"tensor": p.tensor, "fate": p.fate, "n": p.n, "how": p.how} for p in pieces],
+        }
+        for i, pieces in found.pieces.items()
+    }
+    config = found.model.config
+    return {"pattern": config.stacks()[0].pattern, "counts": found.counts(), "others": found.others, "layers": layers}
+
+
+def _mixer(found: Operated, layer: int) -> str:
+    config = found.model.config
+    name: str = config.blocks[config.layers()[layer]].mixer.type_name()  # type: ignore[attr-defined]
+    return name
+
+
+def _show(found: Operated, *, asked: bool) -> None:
+    """A table for layers of equal fates, options that were taken, and the sums."""
+    def alike(i: int) -> str:
+        return repr((found.pieces[i], found.taken[i]))
+
+    for _, group in groupby(sorted(found.pieces, key=lambda i: (alike(i), i)), key=alike):
+        its = list(group)
+        first, heads = its[0], ("parameters",)
+        which = f"{'layer' if len(its) == 1 else 'layers'} {', '.join(map(str, its))}"
+        table = make_table("tensor", "", *heads, "how", title=f"{which}: {_mixer(found, first)}", right=heads)
+        for piece in found.pieces[first]:
+            add_row(table, piece.tensor, piece.fate, f"{piece.n:,}", piece.how)
+        print_table(table)
+        if asked and found.taken[first]:
+            taken = ", ".join(f"{name} = {dumps(value)}" for name, value in sorted(_plain(found.taken[first]).items()))
+            print_text(f"taken from the replaced mixer: {taken}\n")
+    counts = found.counts()
+    pattern = found.model.config.stacks()[0].pattern
+    print(f"pattern {pattern}; {counted(found.others, 'parameter')} outside these mixers as they were")
+    print(", ".join(f"{fate} {n:,}" for fate, n in counts.items()) + " parameters")
