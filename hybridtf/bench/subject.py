@@ -78,7 +78,11 @@ class Subject:
         cls, recipe: Recipe, name: str, *, seed: int = 0, device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32, autocast: torch.dtype | None = None,
     ) -> Subject:
-        """The model of a recipe, with the weights that ``seed`` gives."""
+        """The model of a recipe, with the weights that ``seed`` gives.
+
+        Of ``[train]`` a step has the optimizer and what is computed again, and never ``teacher``: time and memory are those of
+        a step on the text alone.
+        """
         config = recipe.model
         if not hasattr(config, "vocab_size"):
             raise ConfigError(f"{name}: a {config.type_name()!r} model has no vocab_size: it cannot be fed token ids")

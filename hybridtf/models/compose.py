@@ -117,6 +117,17 @@ class Stack(nn.Module):
         own = str(i)
         return functools.partial(self.layers[own], block) if own != self.order[i] and own in self.layers else block
 
+    def run_layer(
+        self, i: int, x: Tensor, edges: Edges, *, segments: Segments | None = None, state: State | None = None,
+        context: Context | None = None, keep: int = 0,
+    ) -> BlockOutput:
+        """Layer ``i`` by itself, computed again in the backward pass where it is one of ``checkpointed``."""
+        options: dict[str, Any] = {"segments": segments, "state": state, "context": context, "keep": keep}
+        if i in self.checkpointed and state is None and torch.is_grad_enabled():
+            again: BlockOutput = checkpoint(self.visit(i), x, edges, use_reentrant=False, **options)
+            return again
+        return self.visit(i)(x, edges, **options)
+
     def init_state(self, batch_size: int, max_len: int | None = None) -> tuple[State, ...]:
         return tuple(block.init_state(batch_size, max_len) for block in self.blocks())
 
@@ -134,14 +145,8 @@ class Stack(nn.Module):
         elif self.stream.n_streams > 1:
             x = x.unsqueeze(-2).expand(*x.shape[:-1], self.stream.n_streams, -1)
         for i in range(len(self.order)):
-            run = self.visit(i)
-            options: dict[str, Any] = {
-                "segments": segments, "state": None if state is None else state[i], "context": context, "keep": keep,
-            }
-            if i in self.checkpointed and state is None and torch.is_grad_enabled():
-                out = checkpoint(run, x, seen, use_reentrant=False, **options)
-            else:
-                out = run(x, seen, **options)
+            own = None if state is None else state[i]
+            out = self.run_layer(i, x, seen, segments=segments, state=own, context=context, keep=keep)
             x, seen = out.x, out.edges
             states.append(out.state)
             losses = add_losses(losses, out.losses)
@@ -179,17 +184,24 @@ def build_stack(
     written: dict[str, EdgeSpec | None] = {edge: specs.get(edge) for edge in edges}
     for i, (name, block) in enumerate(zip(layers, stack.blocks(), strict=True)):
         here = f"{ctx.where}.blocks.{name}"
-        _check_reads(block, here, i, written)
         for part_name, part in block.parts().items():
             if getattr(part, "needs_context", False) and not context:
                 raise ConfigError(f"{here}.{part_name}: layer {i} looks at a context, and this model has none to give")
-            _check_reads(part, f"{here}.{part_name}", i, written, block.gives)
-            written.update(_said_of_written(part))
-        written.update(_said_of_written(block))
+        check_layer(block, here, i, written)
     return stack
 
 
-def _said_of_written(part: Any) -> dict[str, EdgeSpec | None]:
+def check_layer(block: Block, where: str, layer: int, written: dict[str, EdgeSpec | None]) -> None:
+    """Raise :class:`ConfigError` for an edge that a layer reads and nobody has ``written``, or not so; adds its own to it."""
+    _check_reads(block, where, layer, written)
+    for name, part in block.parts().items():
+        _check_reads(part, f"{where}.{name}", layer, written, block.gives)
+        written.update(said_of_written(part))
+    written.update(said_of_written(block))
+
+
+def said_of_written(part: Any) -> dict[str, EdgeSpec | None]:
+    """The edges that a component writes, and how they look where it says so."""
     said = part.edge_specs()
     return {edge: said.get(edge) for edge in part.writes}
 

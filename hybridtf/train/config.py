@@ -52,7 +52,7 @@ class TeacherOptions(ConfigTable):
     """A model to be matched: see ``hybridtf/train/teacher.py``."""
 
     run: str = Field(min_length=1)
-    """A run, checkpoint or model folder; its model stays as it is."""
+    """A run (its newest checkpoint), checkpoint or model folder; its model stays as it is."""
     given: Literal["student", "teacher"] = "student"
     """``student``: the model that learns reads the text itself, end to end. ``teacher``: each matched layer alone reads what
     the teacher's layer read, and ``hidden`` is the whole loss."""
@@ -82,6 +82,10 @@ class TeacherOptions(ConfigTable):
             raise ValueError("given = 'teacher' trains layers by themselves, which have no scores: logits and loss must be 0")
         if not self.hidden and (self.given == "teacher" or not self.logits):
             raise ValueError("nothing of the teacher has a weight: give hidden or logits")
+        if not self.hidden and self.trains == "all" and self.layers != "replaced":
+            raise ValueError("layers names layers that nothing is done with: hidden is 0, and trains is 'all'")
+        if not self.logits and self.temperature != 1:
+            raise ValueError("temperature is of the scores, whose weight logits is 0")
         return self
 
 
@@ -244,9 +248,9 @@ class TrainConfig(ConfigTable):
 
 MAY_CHANGE: frozenset[str] = frozenset({
     "steps", "tokens", "epochs", "log_every", "eval_every", "eval_tokens", "eval_context", "eval_ema",
-    "save_every", "keep_checkpoints", "max_shard_bytes", "stats_every", "sinks", "stop_at", "stop_every",
+    "save_every", "keep_checkpoints", "max_shard_bytes", "stats_every", "sinks", "stop_at", "stop_every", "teacher.run",
 })
-"""Options of ``[train]`` that a resumed run may change."""
+"""Options of ``[train]`` that a resumed run may change; the place of the teacher, whose weights must be the same."""
 
 
 def train_config(recipe: Recipe) -> TrainConfig:

@@ -10,17 +10,19 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 
-def locate(model: nn.Module, run: Callable[[], object]) -> str:
+def locate(model: nn.Module, run: Callable[[], object], teacher: nn.Module | None = None) -> str:
     """The first module whose output is not finite, else the first parameter with such a gradient, in words.
 
-    ``run`` does the forward and backward passes again. Modules come in the order in which they finish, inner ones
-    before those that hold them; parameters in the order of the backward pass, which starts at the loss.
+    ``run`` does the forward and backward passes again, those of ``teacher`` among them. Modules come in the order in which they
+    finish, inner ones before those that hold them; parameters in the order of the backward pass, which starts at the loss.
     """
     outputs: list[str] = []
     gradients: list[str] = []
     handles = []
     for name, module in model.named_modules():
         handles.append(module.register_forward_hook(_output_hook(name or "model", outputs)))
+    for name, module in [] if teacher is None else teacher.named_modules():
+        handles.append(module.register_forward_hook(_output_hook(f"the teacher's {name or 'model'}", outputs)))
     for name, param in model.named_parameters():
         if param.requires_grad:
             handles.append(param.register_post_accumulate_grad_hook(_gradient_hook(name, gradients)))

@@ -71,12 +71,14 @@ class Run:
         if config.eval_context == "document" and config.eval_tokens != 0:
             require_carry(self.model)
         set_checkpointed(self.model, config.checkpoint_layers)
-        self.teacher = None if config.teacher is None else Teacher(config.teacher, self.model)
+        self.teacher = None if config.teacher is None else Teacher(config.teacher, self.model, recipe.task)
+        if self.teacher is not None:
+            self.config = config = config.model_copy(update={"teacher": self.teacher.options})
         self.optimizer = build_optimizer(self.model, config)
         self.average: Average | None = None
         self.scaler = make_scaler(config.precision, device)
-        used = recipe.resolved(kernels=kernels_used(self.model), seed=config.seed)
-        self.recipe = used.model_copy(update={"train": config})
+        kernels = kernels_used(self.model) | (self.teacher.kernels() if self.teacher else {})
+        self.recipe = recipe.resolved(kernels=kernels, seed=config.seed).model_copy(update={"train": config})
         # Layers that are trained by themselves have a loss, but none of the text.
         self.bytes_per_token = None if self.teacher is not None and self.teacher.alone else bytes_per_token(self.task)
         self.counters = Counters()
@@ -100,9 +102,10 @@ class Run:
         if resume:
             found = self.folder.checkpoint()
             load_weights(self.model, weights_path(found))
-            self.counters = unpack_state(
-                read_trainer_state(found), self.stream, self.optimizer, self.scaler, self.device, where=str(found)
-            )
+            state = read_trainer_state(found)
+            if self.teacher is not None:
+                self.teacher.require(state.data.get("teacher"), str(found))
+            self.counters = unpack_state(state, self.stream, self.optimizer, self.scaler, self.device, where=str(found))
             if self.counters.step > self.total:
                 raise ConfigError(f"the run is at step {self.counters.step}, past the {counted(self.total, 'step')} asked for")
         if self.config.ema_decay is not None:
@@ -133,6 +136,8 @@ class Run:
         config, counters = self.config, self.counters
         if self.resumed:
             self.reporter.resuming(counters.step)
+        elif self.teacher is not None and self.teacher.said:
+            self.reporter.say(self.teacher.said)
         if self.evaluation_due() and "eval" not in self.log.found:
             self.evaluate()  # a signal cut it off before the run was resumed
         if self.checked is None:
@@ -192,7 +197,7 @@ class Run:
         self.scaler.update()
         stepped = self.scaler.get_scale() >= scale
         if stepped:
-            after_step(self.model)
+            after_step(*([self.model] if self.teacher is None else self.teacher.learning))
         self.stats = None if stats is None else stats.after_update()
         if self.average is not None and stepped:
             self.average.update(self.model, counters.step + 1)
@@ -339,7 +344,8 @@ class Run:
         """Write a checkpoint, then remove old ones."""
         counters = self.counters
         here = place or take_place(self.stream, self.device)
-        state = pack_state(counters, here, self.optimizer, self.scaler, self.device)
+        teacher = self.teacher and self.teacher.to_json()
+        state = pack_state(counters, here, self.optimizer, self.scaler, self.device, teacher)
         try:
             path = self.folder.save(
                 counters.step, self.model, self.recipe, state, None if self.average is None else self.average.tensors,
@@ -362,7 +368,7 @@ class Run:
             self.optimizer.zero_grad(set_to_none=True)
             accumulate(self.model, batches, self.config, self.scaler, self.device, self.teacher)
 
-        where = locate(self.model, again)
+        where = locate(self.model, again, self.teacher and self.teacher.model)
         set_random(place.random, self.device)
         # What is on disk of this very step was saved before anything went wrong.
         saved = self.folder.find(self.counters.step)

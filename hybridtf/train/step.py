@@ -15,7 +15,7 @@ from hybridtf.models import LanguageModel
 from hybridtf.tasks import Batch
 from hybridtf.train.config import TrainConfig
 from hybridtf.train.precision import autocast
-from hybridtf.train.teacher import Teacher
+from hybridtf.train.teacher import LOGITS, Teacher
 
 
 @dataclass
@@ -63,7 +63,8 @@ def accumulate(
 
     The loss is the sum over all scored tokens of the window divided by their number, never a mean of means. An
     auxiliary loss (sum, count) of each forward is weighted by its share of the window's real tokens, which gives sum /
-    count of the window where its count is proportional to them. ``teacher``: what is to be matched, with its own weights.
+    count of the window where its count is proportional to them. ``teacher``: what is to be matched, with its own weights; the
+    divergence of scores is weighted by the share of scored tokens.
     """
     weights = config.loss_weights if teacher is None else {**config.loss_weights, **teacher.weights}
     weight = 1.0 if teacher is None else teacher.total_weight
@@ -74,12 +75,14 @@ def accumulate(
         moved = batch.to(device)
         with autocast(config.precision, device):
             found = model.loss(moved.inputs, moved.targets, moved.segments) if teacher is None else teacher.loss(model, moved)
-        loss = weight * found.total / n_scored
+        # H of layers alone is a mean over real tokens, and is logged as others are: over the scored ones.
+        nats = found.total * (n_scored / max(sum(n_real), 1)) if teacher is not None and teacher.alone else found.total
+        loss = weight * nats / n_scored
         for name, (total, count) in found.losses.items():
-            share = weights.get(name, 1.0) * real / max(sum(n_real), 1)
-            loss = loss + share * total / count.clamp(min=1)
+            share = batch.n_tokens / n_scored if name == LOGITS else real / max(sum(n_real), 1)
+            loss = loss + weights.get(name, 1.0) * share * total / count.clamp(min=1)
         scaler.scale(loss).backward()
-        sums.add(_read(found.total, batch.n_tokens, found.losses))
+        sums.add(_read(nats, batch.n_tokens, found.losses))
     return sums
 
 
@@ -90,9 +93,9 @@ class AfterStep(Protocol):
     def after_step(self) -> None: ...
 
 
-def after_step(model: nn.Module) -> None:
-    """Tell every :class:`AfterStep` of the model that an optimizer step is done."""
-    for module in model.modules():
+def after_step(*parts: nn.Module) -> None:
+    """Tell every :class:`AfterStep` of a model, or of the parts of it that are trained, that an optimizer step is done."""
+    for module in {id(module): module for part in parts for module in part.modules()}.values():
         if isinstance(module, AfterStep):
             module.after_step()
 

@@ -6,28 +6,34 @@ Two ways. End to end (``given = "student"``) the student reads the text itself:
 
 (T the temperature; https://arxiv.org/abs/1503.02531), with H the mean of (y - y_teacher)^2 over the outputs y of the matched
 layers, their channels and real tokens. Layer by layer (``given = "teacher"``) each matched layer reads what the teacher's
-layer read, and H alone is the loss: the hidden-state alignment of MOHAWK (https://arxiv.org/abs/2408.10189), and close to the
-attention transfer of LoLCATs (https://arxiv.org/abs/2410.10254). No layer then suffers from what others have yet to learn.
+layer read, and the loss is H and the layers' own auxiliary losses: the hidden-state alignment of MOHAWK
+(https://arxiv.org/abs/2408.10189), and close to the attention transfer of LoLCATs (https://arxiv.org/abs/2410.10254). No layer
+then suffers from what others have yet to learn.
 
 Axes: b batch, t time, d d_model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hybridtf.core import ConfigError, Edges, Segments
+from hybridtf.core import CheckpointError, ConfigError, Edges, Segments, TaskConfig, kernels_used
 from hybridtf.models import LanguageModel, Stack
-from hybridtf.models.language_model import IGNORED, LanguageModelConfig, Loss
+from hybridtf.models.compose import add_losses
+from hybridtf.models.language_model import IGNORED, Loss
+from hybridtf.models.weights import canonical_tensors
 from hybridtf.tasks import Batch
 from hybridtf.train.checkpoint import load_run
 from hybridtf.train.config import TeacherOptions
+from hybridtf.train.teachable import check_edges, check_tokenizers, matched_layers
 
 HIDDEN, LOGITS = "teacher_hidden", "teacher_logits"
 """The losses in the log."""
@@ -44,22 +50,29 @@ class Seen(NamedTuple):
 class Teacher:
     """The model of ``options.run`` beside ``student``, which is no part of it and in none of its checkpoints.
 
-    Raises :class:`ConfigError` where one cannot teach the other, :class:`CheckpointError` where there is no such model.
+    ``task``: what both read. ``said``: what nobody can check, in words; empty where nothing is left open. ``options`` name the
+    checkpoint that was read. Raises :class:`ConfigError` where one cannot teach the other, :class:`CheckpointError` where
+    there is no such model.
     """
 
-    def __init__(self, options: TeacherOptions, student: nn.Module) -> None:
+    def __init__(self, options: TeacherOptions, student: nn.Module, task: TaskConfig | None = None) -> None:
         if not isinstance(student, LanguageModel):
             raise ConfigError("train.teacher: only a language model of ours has layers that can be matched")
         some = next(student.parameters())
-        loaded = load_run(options.run, device=some.device, dtype=some.dtype)
+        loaded = load_run(Path(options.run).expanduser(), device=some.device, dtype=some.dtype)
         if not isinstance(loaded.model, LanguageModel):
             raise ConfigError(f"train.teacher.run: {options.run} is no language model of ours")
-        self.options, self.model = options, loaded.model.requires_grad_(False)
-        self.layers = _matched(options, student.config, self.model.config)
-        if options.given == "teacher":
-            _check_edges(self.layers, student.stack, self.model)
+        # A run that goes on has another newest checkpoint later: this one is what is learnt from.
+        self.options, self.model = options.model_copy(update={"run": str(loaded.path)}), loaded.model.requires_grad_(False)
+        self.weights_digest = _digest(loaded.model)
+        self.said = check_tokenizers(options.run, loaded.recipe.task, task)
+        self.layers = matched_layers(options, student, loaded.model)
+        if self.alone:
+            check_edges(self.layers, student, loaded.model)
+        self.learning: tuple[nn.Module, ...] = (student,)
+        """The parts of the student that are trained."""
         if options.trains == "replaced":
-            self._freeze_others(student)
+            self.learning = self._freeze_others(student)
 
     @property
     def alone(self) -> bool:
@@ -76,80 +89,65 @@ class Teacher:
         """Of ``total``."""
         return self.options.hidden if self.alone else self.options.loss
 
+    def kernels(self) -> dict[str, dict[str, str]]:
+        """As :func:`kernels_used`, under ``teacher``."""
+        return {f"teacher.{name}": phases for name, phases in kernels_used(self.model).items()}
+
+    def to_json(self) -> dict[str, str]:
+        """For a checkpoint: which model it was."""
+        return {"run": self.options.run, "weights": self.weights_digest}
+
+    def require(self, before: Mapping[str, Any] | None, where: str) -> None:
+        """Raise :class:`CheckpointError` where a run began with a teacher of other weights; its place may be another."""
+        if before is None or before.get("weights") != self.weights_digest:
+            was = "" if before is None else f", which lay in {before.get('run')}"
+            raise CheckpointError(
+                f"{where}: the weights of train.teacher.run = {self.options.run} are not those of the teacher that the run was "
+                f"started with{was}; give its checkpoint"
+            )
+
     def loss(self, student: LanguageModel, batch: Batch) -> Loss:
-        """``total`` is the cross-entropy summed over scored tokens, or H times their number where it is all that counts."""
+        """``total`` is the cross-entropy summed over scored tokens; or H summed over real ones, where layers learn alone."""
         options, ids, segments = self.options, batch.inputs, batch.segments
         with torch.no_grad(), _watched(self.model.stack, self.layers if options.hidden else ()) as wanted:
             scores = self.model(ids, segments=segments, logits="all" if options.logits else "none").logits
         if self.alone:
-            outputs = [
-                student.stack.visit(i)(seen.x, seen.edges, segments=segments, state=None, context=None, keep=0).x
-                for i, seen in wanted.items()
-            ]
-            hidden, n_real = _hidden(outputs, list(wanted.values()), segments)
-            n_scored = (batch.targets != IGNORED).sum()
-            return Loss(hidden / n_real * n_scored, n_scored, {})
-        with _watched(student.stack, tuple(wanted)) as found:
-            out = student(ids, segments=segments)
-        own = student.loss_of(out, batch.targets)
+            found = [student.stack.run_layer(i, seen.x, seen.edges, segments=segments) for i, seen in wanted.items()]
+            losses: dict[str, tuple[Tensor, Tensor]] = {}
+            for out in found:
+                losses = add_losses(losses, out.losses)
+            return Loss(*_hidden([out.x for out in found], list(wanted.values()), segments), losses)
+        with _watched(student.stack, tuple(wanted)) as mine:
+            given = student(ids, segments=segments)
+        own = student.loss_of(given, batch.targets)
         losses = dict(own.losses)
         if options.hidden:
-            losses[HIDDEN] = _hidden([seen.y for seen in found.values()], list(wanted.values()), segments)
+            losses[HIDDEN] = _hidden([seen.y for seen in mine.values()], list(wanted.values()), segments)
         if options.logits:
-            losses[LOGITS] = _divergence(out.logits, scores, batch.targets, options.temperature)
+            losses[LOGITS] = _divergence(given.logits, scores, batch.targets, options.temperature)
         return Loss(own.total, own.count, losses)
 
-    def _freeze_others(self, student: LanguageModel) -> None:
-        """Only the mixers of the matched layers are trained."""
-        student.requires_grad_(False)
+    def _freeze_others(self, student: LanguageModel) -> tuple[nn.Module, ...]:
+        """Only the mixers of the matched layers are trained, and of them only what would be trained anyway."""
         blocks = student.stack.blocks()
-        for i in self.layers:
-            mixer = blocks[i].parts().get("mixer")
-            if mixer is not None:
-                mixer.requires_grad_(True)
-        if not any(p.requires_grad for p in student.parameters()):
-            raise ConfigError("train.teacher.trains = 'replaced': the matched layers have no mixers with parameters")
+        mixers = [mixer for i in self.layers if (mixer := blocks[i].parts().get("mixer")) is not None]
+        # Directions that are drawn once, and the base beneath low-rank additions, stay still.
+        learning = {id(p): p for mixer in mixers for p in mixer.parameters() if p.requires_grad}
+        if not learning:
+            raise ConfigError("train.teacher.trains = 'replaced': the matched layers have no mixers with parameters to train")
+        student.requires_grad_(False)
+        for p in learning.values():
+            p.requires_grad_(True)
+        return tuple({id(mixer): mixer for mixer in mixers}.values())
 
 
-# -- which layers --------------------------------------------------------------------------------------------------------
-
-
-def _matched(options: TeacherOptions, student: LanguageModelConfig, teacher: LanguageModelConfig) -> tuple[int, ...]:
-    """The layers that are matched, after it is clear that both models can be held beside each other."""
-    for name in ("vocab_size", "d_model") if options.hidden else ("vocab_size",):
-        mine, theirs = getattr(student, name), getattr(teacher, name)
-        if mine != theirs:
-            raise ConfigError(f"train.teacher: {name} = {theirs} of {options.run} is not the {mine} of the model that learns")
-    if not options.hidden and options.trains == "all":
-        return ()
-    one, other = student.layers(), teacher.layers()
-    if len(one) != len(other):
-        raise ConfigError(f"train.teacher: {options.run} has {len(other)} layers, and the model that learns {len(one)}")
-    if isinstance(options.layers, tuple):
-        outside = [i for i in options.layers if i >= len(one)]
-        if outside:
-            raise ConfigError(f"train.teacher.layers names layer {outside[0]}; the model has layers 0 to {len(one) - 1}")
-        return tuple(sorted(set(options.layers)))
-    if options.layers == "all":
-        return tuple(range(len(one)))
-    mixers = [[getattr(config.blocks[name], "mixer", None) for name in config.layers()] for config in (student, teacher)]
-    found = tuple(i for i, (mine, theirs) in enumerate(zip(*mixers, strict=True)) if mine != theirs)
-    if not found:
-        raise ConfigError(f"train.teacher.layers = 'replaced': every mixer is that of {options.run}; give 'all' or numbers")
-    return found
-
-
-def _check_edges(layers: Sequence[int], stack: Stack, teacher: LanguageModel) -> None:
-    """A layer that is called by itself has the edges of the teacher alone."""
-    written = set(teacher.stem.writes)
-    for block in teacher.stack.blocks():
-        written.update(block.writes, *(part.writes for part in block.parts().values()))
-    for i in layers:
-        block = stack.blocks()[i]
-        reads = set(block.reads).union(*(part.reads for part in block.parts().values())) - set(block.gives)
-        if missing := sorted(reads - written):
-            why = f"layer {i} reads the edge {missing[0]!r}, which the teacher has not"
-            raise ConfigError(f"train.teacher.given = 'teacher': {why}")
+def _digest(model: nn.Module) -> str:
+    """Of names, dtypes, shapes and numbers of all tensors."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(canonical_tensors(model).items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()[:32]
 
 
 # -- losses ----------------------------------------------------------------------------------------------------------------

@@ -67,13 +67,15 @@ def set_random(random: Mapping[str, Tensor], device: torch.device) -> None:
 
 def pack_state(
     counters: Counters, place: Place, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler,
-    device: torch.device,
+    device: torch.device, teacher: Mapping[str, str] | None = None,
 ) -> TrainerState:
-    """What a checkpoint holds beside weights and recipe."""
+    """What a checkpoint holds beside weights and recipe; ``teacher``: which model it learns from."""
     data = {
         "format": 1, "device": device.type, "torch": str(torch.__version__), **counters.to_json(),
         "stream": dict(place.stream), "scaler": scaler.state_dict(),
     }
+    if teacher is not None:
+        data["teacher"] = dict(teacher)
     return TrainerState(data, {**place.random, **optimizer_tensors(optimizer)})
 
 
@@ -113,9 +115,11 @@ def changes(before: Recipe, after: Recipe) -> list[str]:
 
 
 def _flat(recipe: Recipe) -> dict[str, Any]:
-    train = {name: value for name, value in train_config(recipe).to_dict().items() if name not in MAY_CHANGE}
     task = None if recipe.task is None else recipe.task.to_dict()
-    return dict(_leaves({"model": recipe.model.to_dict(), "task": task or {}, "train": train}, ""))
+    train = train_config(recipe).to_dict()
+    leaves = _leaves({"model": recipe.model.to_dict(), "task": task or {}, "train": train}, "")
+    free = {f"train.{name}" for name in MAY_CHANGE}
+    return {path: value for path, value in leaves if path not in free}
 
 
 def _leaves(table: Mapping[str, Any], path: str) -> list[tuple[str, Any]]:

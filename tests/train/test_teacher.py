@@ -139,12 +139,19 @@ def test_only_what_was_replaced_is_trained(teacher, given):
     assert moved == {name for name, p in student.named_parameters() if p.requires_grad}
 
 
+TRAINED_AS = {"accumulation": 2, "optimizer": "muon", "stats_every": 2, "checkpoint_layers": [1], "precision": "bf16"}
+"""What a run may be beside its teacher."""
+
+
 def distilled(teacher, folder, **options):
     """The recipe of an operated student, and the folder of its weights; trained in float32, with dropout."""
     student, made = operated(teacher)
     save_model(student.float(), made, folder / "student")
-    changed = table(folder, steps=8, teacher={"run": str(teacher[0]), **options})
+    train = {"steps": 8, **TRAINED_AS, "teacher": {"run": str(teacher[0]), **options}}
+    changed = table(folder, **train)
     changed["model"] = made.model.to_dict()
+    for block in changed["model"]["blocks"].values():
+        block["dropout"] = 0.02
     return parse_recipe(changed, sections={"train": TrainConfig}), folder / "student"
 
 
