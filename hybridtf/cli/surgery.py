@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hybridtf.cli.options import Json, Step, Weights
-from hybridtf.cli.output import add_row, counted, interruptible, make_table, print_json, print_table, print_text
+from hybridtf.cli.output import add_row, interruptible, make_table, print_json, print_table, print_text
 from hybridtf.cli.sources import need_folder, read_run, registries
 
 if TYPE_CHECKING:
@@ -39,6 +39,9 @@ def surgery(
         int | None,
         typer.Option("--n-kv-heads", min=1, metavar="N", help="Heads of keys and values; alone: nothing else changes."),
     ] = None,
+    leave: Annotated[
+        str, typer.Option("--leave", metavar="NAMES", help="Options not to take from the replaced mixer, with commas.")
+    ] = "",
     seed: Annotated[int, typer.Option("--seed", help="Of the weights that no old one can fill.")] = 0,
     step: Step = None,
     weights: Weights = "model",
@@ -49,24 +52,31 @@ def surgery(
     Weights whose meaning survives are kept, and all are listed. What the new mixer leaves open of heads, positions and
     biases is taken from the replaced one. Train on with train --from, and train.teacher in the recipe.
     """
-    from hybridtf.surgery import parse_layers, replace_mixers
-    from hybridtf.train import save_model
-
     registries()
     _need_new(output)
     if mixer is None and n_kv_heads is None:
         raise typer.BadParameter("give --mixer, --n-kv-heads or both", param_hint="--mixer")
-    model, recipe = _read(run, step, weights)
-    chosen = parse_layers(layers, len(model.config.layers()))
-    with interruptible("nothing was written"):
-        table = None if mixer is None else _table(mixer)
-        found = replace_mixers(model, recipe, chosen, table, n_kv_heads=n_kv_heads, seed=seed)
-        save_model(found.model, found.recipe, output)
+    options = {"n_kv_heads": n_kv_heads, "seed": seed, "leave": [name.strip() for name in leave.split(",") if name.strip()]}
+    found = _operate(_read(run, step, weights), layers, mixer, output, options)
     if json:
         print_json({**_as_json(found), "output": str(output)})
         return
     _show(found, asked=mixer is not None)
     print(f"written: {output}")
+
+
+def _operate(
+    given: tuple[LanguageModel, Recipe], layers: str, mixer: str | None, output: Path, options: Mapping[str, Any]
+) -> Operated:
+    """Replace, and write."""
+    from hybridtf.surgery import parse_layers, replace_mixers
+    from hybridtf.train import save_model
+
+    chosen = parse_layers(layers, len(given[0].config.layers()))
+    with interruptible("nothing was written"):
+        found = replace_mixers(*given, chosen, None if mixer is None else _table(mixer), **options)
+        save_model(found.model, found.recipe, output)
+    return found
 
 
 def _need_new(output: Path) -> None:
@@ -104,19 +114,32 @@ def _table(text: str) -> Mapping[str, Any] | str:
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value.to_dict() if hasattr(value, "to_dict") else value for name, value in options.items()}
+    return {name: _plain_value(value) for name, value in options.items()}
+
+
+def _plain_value(value: Any) -> Any:
+    """As TOML and JSON have it."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if isinstance(value, dict):
+        return _plain(value)
+    return [_plain_value(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _as_json(found: Operated) -> dict[str, Any]:
     layers = {
         str(i): {
-            "mixer": _mixer(found, i), "taken": _plain(found.taken[i]),
+            "mixer": _mixer(found, i), "taken": _plain(found.taken[i]), "left_behind": _plain(found.left[i]),
+            "in_the_way": list(found.in_way[i]),
             "pieces": [{"tensor": p.tensor, "fate": p.fate, "n": p.n, "how": p.how} for p in pieces],
         }
         for i, pieces in found.pieces.items()
     }
     config = found.model.config
-    return {"pattern": config.stacks()[0].pattern, "counts": found.counts(), "others": found.others, "layers": layers}
+    return {
+        "pattern": config.stacks()[0].pattern, "counts": found.counts(), "others": found.others, "layers": layers,
+        "teacher_left_out": found.teacher,
+    }
 
 
 def _mixer(found: Operated, layer: int) -> str:
@@ -126,22 +149,33 @@ def _mixer(found: Operated, layer: int) -> str:
 
 
 def _show(found: Operated, *, asked: bool) -> None:
-    """A table for layers of equal fates, options that were taken, and the sums."""
+    """A table for layers of equal fates, options that were taken and left, what stands in the way, and the sums."""
     def alike(i: int) -> str:
-        return repr((found.pieces[i], found.taken[i]))
+        return repr((found.pieces[i], found.taken[i], found.left[i], found.in_way[i]))
 
     for _, group in groupby(sorted(found.pieces, key=lambda i: (alike(i), i)), key=alike):
         its = list(group)
-        first, heads = its[0], ("parameters",)
+        first, heads = its[0], ("numbers",)
         which = f"{'layer' if len(its) == 1 else 'layers'} {', '.join(map(str, its))}"
         table = make_table("tensor", "", *heads, "how", title=f"{which}: {_mixer(found, first)}", right=heads)
         for piece in found.pieces[first]:
             add_row(table, piece.tensor, piece.fate, f"{piece.n:,}", piece.how)
         print_table(table)
-        if asked and found.taken[first]:
-            taken = ", ".join(f"{name} = {dumps(value)}" for name, value in sorted(_plain(found.taken[first]).items()))
-            print_text(f"taken from the replaced mixer: {taken}\n")
+        notes = {
+            "taken from the replaced mixer": _as_options(found.taken[first]) if asked else "",
+            "left behind, of the replaced mixer": _as_options(found.left[first]),
+            "newly drawn, and in the way of what was kept": ", ".join(found.in_way[first]),
+        }
+        for title, text in notes.items():
+            if text:
+                print_text(f"{title}: {text}\n")
     counts = found.counts()
     pattern = found.model.config.stacks()[0].pattern
-    print(f"pattern {pattern}; {counted(found.others, 'parameter')} outside these mixers as they were")
-    print(", ".join(f"{fate} {n:,}" for fate, n in counts.items()) + " parameters")
+    if found.teacher is not None:
+        print_text(f"left out of the recipe: train.teacher, which was {found.teacher} and taught the model before surgery")
+    print(f"pattern {pattern}; {found.others:,} numbers outside these mixers as they were")
+    print(", ".join(f"{fate} {n:,}" for fate, n in counts.items()) + " numbers")
+
+
+def _as_options(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {dumps(value)}" for name, value in sorted(_plain(options).items()))

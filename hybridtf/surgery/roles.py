@@ -9,10 +9,10 @@ Axes: h query heads, g kv heads, k width of a query or key head, v width of a va
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from types import MappingProxyType, UnionType
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from torch import nn
 
@@ -89,8 +89,19 @@ def _rows(mixer: nn.Module, part: str) -> int | None:
 
 # -- options -------------------------------------------------------------------------------------------------------------
 
-READ_WITH = ("position", "qk_norm", "qk_norm_over", "qk_norm_after", "qkv_bias", "out_bias", "scale")
-"""Options without which kept queries and keys would mean something else."""
+READ_WITH = (
+    "position", "qk_norm", "qk_norm_over", "qk_norm_after", "qkv_bias", "out_bias", "scale", "qkv_clip", "value_scale",
+    "v_norm", "query_factor", "query_growth",
+)
+"""Options without which kept queries, keys and values would mean something else."""
+
+HEAD_OPTIONS = (
+    "n_heads", "n_kv_heads", "n_v_heads", "n_groups", "head_dim", "v_dim", "d_state", "expand", "expand_k", "expand_v",
+)
+"""Options that say how channels fall into heads."""
+
+HOW_COMPUTED = ("type", "kernel", "conv_kernel", "chunk_size")
+"""Options that no number of the output depends on."""
 
 UNSET = ("window",)
 """Options of the same type that a table without them means to be without."""
@@ -119,16 +130,48 @@ def taken_options(
 
 
 def _of_heads(cls: type[SequenceMixerConfig], heads: Heads) -> dict[str, Any]:
+    widths = {"head_dim": heads.key_width, "v_dim": heads.value_width}
+    # Several heads may share a query (groups, more heads of values): each then gets its own, which is the same one.
+    shared = heads.q < heads.out
     if cls.type_name() in ("mamba2", "log_linear"):
         # A query of its own for each head, as keys and values are copied for: https://arxiv.org/abs/2408.15237.
-        return {"n_heads": heads.q, "n_groups": heads.q, "d_state": heads.key_width, "head_dim": heads.value_width}
+        return {"n_heads": heads.out, "n_groups": heads.q, "d_state": heads.key_width, "head_dim": heads.value_width}
+    if "n_v_heads" in cls.model_fields:
+        return {"n_heads": heads.q, "n_v_heads": heads.out if shared else None, **widths}
     return {
-        "n_heads": heads.q, "n_kv_heads": None if heads.k == heads.q else heads.k,
-        "head_dim": heads.key_width, "v_dim": heads.value_width,
-        "expand_k": heads.q * heads.key_width / heads.d_model, "expand_v": heads.q * heads.value_width / heads.d_model,
+        "n_heads": heads.out, "n_kv_heads": None if shared or heads.k == heads.q else heads.k, **widths,
+        "expand_k": heads.out * heads.key_width / heads.d_model, "expand_v": heads.out * heads.value_width / heads.d_model,
     }
+
+
+def left_behind(old: SequenceMixerConfig, new: SequenceMixerConfig, given: Collection[str]) -> dict[str, Any]:
+    """Options of the ``old`` mixer that are not at their default, and that the ``new`` one has not, or not so; and positions.
+
+    Those in ``given``, of which somebody decided, are left out, and those that say how heads are cut.
+    """
+    found: dict[str, Any] = {}
+    for name, option in type(old).model_fields.items():
+        value = getattr(old, name)
+        # Rotary positions are a default, and queries and keys that were made for them are not those of a mixer without.
+        plain = value == option.get_default(call_default_factory=True) and name != "position"
+        nothing = name == "position" and getattr(value, "type", "none") == "none"
+        known = name in (*HEAD_OPTIONS, *HOW_COMPUTED, *given)
+        if not (plain or nothing or known) and getattr(new, name, _NOT_THERE) != value:
+            found[name] = value
+    return found
+
+
+_NOT_THERE = object()
 
 
 def _same_option(one: type[SequenceMixerConfig], other: type[SequenceMixerConfig], name: str) -> bool:
     fields = [cls.model_fields.get(name) for cls in (one, other)]
-    return all(fields) and fields[0].annotation == fields[1].annotation  # type: ignore[union-attr]
+    return all(fields) and _kind(fields[0].annotation) == _kind(fields[1].annotation)  # type: ignore[union-attr]
+
+
+def _kind(annotation: Any) -> Any:
+    """Of what an option may be; one that may also be left out is of the same kind."""
+    if get_origin(annotation) is Annotated:
+        return _kind(get_args(annotation)[0])
+    some = [part for part in get_args(annotation) if part is not type(None)]
+    return _kind(some[0]) if get_origin(annotation) in (Union, UnionType) and len(some) == 1 else annotation

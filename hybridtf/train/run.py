@@ -77,7 +77,7 @@ class Run:
         self.optimizer = build_optimizer(self.model, config)
         self.average: Average | None = None
         self.scaler = make_scaler(config.precision, device)
-        kernels = kernels_used(self.model) | (self.teacher.kernels() if self.teacher else {})
+        kernels = kernels_used(self.model) | ({} if self.teacher is None else self.teacher.kernels())
         self.recipe = recipe.resolved(kernels=kernels, seed=config.seed).model_copy(update={"train": config})
         # Layers that are trained by themselves have a loss, but none of the text.
         self.bytes_per_token = None if self.teacher is not None and self.teacher.alone else bytes_per_token(self.task)
@@ -344,7 +344,7 @@ class Run:
         """Write a checkpoint, then remove old ones."""
         counters = self.counters
         here = place or take_place(self.stream, self.device)
-        teacher = self.teacher and self.teacher.to_json()
+        teacher = None if self.teacher is None else self.teacher.to_json()
         state = pack_state(counters, here, self.optimizer, self.scaler, self.device, teacher)
         try:
             path = self.folder.save(
@@ -368,7 +368,7 @@ class Run:
             self.optimizer.zero_grad(set_to_none=True)
             accumulate(self.model, batches, self.config, self.scaler, self.device, self.teacher)
 
-        where = locate(self.model, again, self.teacher and self.teacher.model)
+        where = locate(self.model, again, None if self.teacher is None else self.teacher.model)
         set_random(place.random, self.device)
         # What is on disk of this very step was saved before anything went wrong.
         saved = self.folder.find(self.counters.step)

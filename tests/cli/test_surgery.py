@@ -17,6 +17,9 @@ def test_a_run_becomes_a_model_folder(trained, tmp_path):
     layer = found["layers"]["3"]
     assert (layer["mixer"], layer["taken"]) == ("gated_delta_net", {"n_heads": 4, "head_dim": 4, "v_dim": 4})
     assert {"tensor": "k_proj.weight", "fate": "reshaped", "n": 256, "how": "each of 2 heads 2 times"} in layer["pieces"]
+    assert layer["in_the_way"][-1] == "gate_proj.weight (multiplies what goes out)"
+    assert layer["left_behind"]["position"]["type"] == "rope"
+    assert found["teacher_left_out"] is None
     old, new = load_run(trained), load_run(tmp_path / "new")
     counts = found["counts"]
     assert sum(p.numel() for p in new.model.parameters()) == counts["kept"] + counts["reshaped"] + counts["fresh"]
@@ -31,6 +34,9 @@ def test_a_run_becomes_a_model_folder(trained, tmp_path):
     moved = {name for name, p in learnt.named_parameters() if not torch.equal(p, new.model.get_parameter(name))}
     assert moved
     assert all(name.startswith("stack.layers.3.mixer.") for name in moved)
+    said = ok("surgery", tmp_path / "run", "-o", tmp_path / "third", "--layers", "1", "--mixer", "delta_net").stdout
+    assert "left out of the recipe: train.teacher, which was" in said
+    assert load_run(tmp_path / "third").recipe.train.teacher is None
 
 
 def test_what_a_person_sees(trained, tmp_path):
@@ -41,7 +47,10 @@ def test_what_a_person_sees(trained, tmp_path):
     assert f"written: {tmp_path / 'new'}" in said
     fewer = ok("surgery", trained, "-o", tmp_path / "mqa", "--layers", "1,3", "--n-kv-heads", 1).stdout
     assert "mean of 2 heads each" in fewer
-    assert "taken" not in fewer
+    assert not any(word in fewer for word in ("taken", "left behind", "in the way"))
+    gone = ok("surgery", trained, "-o", tmp_path / "bent", "--layers", "1", "--mixer", "delta_net").stdout
+    assert 'left behind, of the replaced mixer: position = {"type": "rope"' in gone
+    assert "in the way of what was kept: conv.q (each token itself, then silu)" in gone
     ok("eval", tmp_path / "mqa", "--max-tokens", 32)
 
 
@@ -53,6 +62,7 @@ def test_what_a_person_sees(trained, tmp_path):
     (["--layers", "1", "--mixer", '{ type = "performer", n_heads = 5 }'], "does not divide into n_heads = 5 heads"),
     (["--layers", "1", "--n-kv-heads", "3"], "n_heads = 4 is not divisible by n_kv_heads = 3"),
     (["--layers", "0", "--n-kv-heads", "2"], "n_kv_heads: unknown option"),
+    (["--layers", "1", "--mixer", "delta_net", "--leave", "softcap"], "would take no 'softcap' from the old ones"),
     (["--layers", "1"], "give --mixer, --n-kv-heads or both"),
 ])
 def test_wrong_input_is_one_line_and_nothing_is_written(trained, tmp_path, options, why):

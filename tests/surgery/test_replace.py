@@ -124,8 +124,14 @@ def test_delta_rule():
     for name in ("k_proj", "v_proj"):
         copied = getattr(old, name).weight.view(3, 1, 4, 24).expand(3, 2, 4, 24)
         assert torch.equal(getattr(new, name).weight.view(3, 2, 4, 24), copied)
+    # Each tap of the convolutions is that of the token itself; what the mixer does with it is an activation all the same.
     x = torch.randn(1, 5, 24, dtype=torch.float64)
-    assert torch.equal(new.conv.k.short_conv(x, new.conv.k.weight, None, segments=None, activation=None, n_tokens=5)[0], x)
+    given, _ = new.conv({"q": x, "k": 2 * x, "v": 3 * x}, None, None)
+    for name, n in (("q", 1), ("k", 2), ("v", 3)):
+        torch.testing.assert_close(given[name], torch.nn.functional.silu(n * x), rtol=0, atol=1e-12)
+    assert found.in_way[1] == (
+        *(f"conv.{name} (each token itself, then silu)" for name in "qkv"), "gate_proj.weight (multiplies what goes out)",
+    )
     # What decides of decay and rate starts as in a model that was never anything else.
     plain = mixer_of(found.recipe.model.build(BuildContext(d_model=0, param_dtype=torch.float64, seed=5)))
     for name in ("A_log", "dt_bias", "a_proj.weight", "b_proj.weight", "gate_proj.weight", "norm.weight"):
@@ -141,7 +147,8 @@ def test_mamba2_is_filled_by_rows_of_one_matrix():
     assert torch.equal(parts["b"].view(6, 4, 24)[::2], old.k_proj.weight.view(3, 4, 24))
     assert torch.equal(parts["x"].view(6, 4, 24)[1::2], old.v_proj.weight.view(3, 4, 24))
     assert [got[f"in_proj.weight[{part}]"] for part in ("z", "dt")] == ["fresh", "fresh"]
-    assert (got["in_proj.weight[c]"], got["conv.bias"], got["q_proj.bias"]) == ("kept", "fresh: identity", "dropped")
+    assert (got["in_proj.weight[c]"], got["q_proj.bias"]) == ("kept", "dropped")
+    assert got["conv.bias"] == "fresh: gives each token itself"
     back = replace_mixers(found.model, found.recipe, [1], {"type": "attention", "n_kv_heads": 3})
     for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
         assert torch.equal(getattr(mixer_of(back.model), name).weight, getattr(old, name).weight), name

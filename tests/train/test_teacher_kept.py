@@ -144,6 +144,17 @@ def test_layers_alone_are_computed_again_where_that_is_asked_for(tmp_path):
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 
+def test_the_teacher_drops_nothing_and_the_student_does(tmp_path):
+    made = made_of(tmp_path, {"a": {**BLOCKS["a"], "dropout": 0.5}})
+    student, batch = operated(tmp_path, made), next(task(made).train_batches(2, 32))
+    teacher = beside(tmp_path, student, layers="all")
+    for training in (True, False):
+        student.train(training)
+        one, other = (teacher.loss(student, batch) for _ in range(2))
+        for name in ("teacher_hidden", "teacher_logits"):
+            assert torch.equal(one.losses[name][0], other.losses[name][0]) is not training
+
+
 def test_the_teacher_reads_with_the_tokenizer_of_the_task(tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     letters = {chr(65 + i): i for i in range(20)}
@@ -159,6 +170,15 @@ def test_the_teacher_reads_with_the_tokenizer_of_the_task(tmp_path):
     student = load_run(tmp_path / "teacher").model
     with pytest.raises(ConfigError, match="cannot teach on these tokens"):
         Teacher(TeacherOptions(run=str(tmp_path / "teacher"), layers="all"), student, words)
+
+
+def test_a_run_says_that_nobody_knows_how_its_teacher_reads(tmp_path, capfd):
+    made = made_of(tmp_path)
+    save_model(build(made), made.model_copy(update={"task": None}), tmp_path / "silent")
+    for name, said in (("silent", True), ("teacher", False)):
+        options = {"run": str(tmp_path / name), "layers": "all", "given": "teacher"}
+        run(recipe(tmp_path, model=made.model.to_dict(), steps=1, teacher=options), tmp_path / f"of_{name}", progress="lines")
+        assert ("does not say which tokenizer it reads with" in " ".join("".join(capfd.readouterr()).split())) is said
 
 
 def replace_bos(config):
