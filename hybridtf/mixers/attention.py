@@ -37,6 +37,7 @@ from hybridtf.core import (
     Ring,
     Segments,
     State,
+    StateError,
     init,
 )
 from hybridtf.nn import FactorConfig, HeadsConfig, HeadsMixer, Held, NormOver, Projected, accumulation_dtype, idle_beside
@@ -255,6 +256,12 @@ class Attention(HeadsMixer):
         if self.has_own:
             return held, dict(zip(self.edges, (held["k"], held["v"]), strict=True))
         read = {name: edges[edge] for name, edge in zip(("k", "v"), self.edges, strict=True)}
+        t, given = held["k"].shape[1], read["k"].shape[1]
+        if given != t:
+            raise StateError(
+                f"{self.where}: kv_group {self.config.kv_group!r}: keys of {given} tokens are given in a call of {t}; a layer that "
+                "no stack has told where it stands reads those of the call alone"
+            )
         if segments is None:
             return read, {}
         return {name: z.masked_fill(~segments.real[..., None, None], 0) for name, z in read.items()}, {}

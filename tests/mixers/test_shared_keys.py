@@ -7,7 +7,19 @@ from copy import deepcopy
 import pytest
 import torch
 
-from hybridtf.core import BuildContext, ConfigError, Segments, StateError, crop, reorder, restore, snapshot, state_bytes
+from hybridtf.core import (
+    BuildContext,
+    ConfigError,
+    EdgeSpec,
+    Segments,
+    SequenceMixer,
+    StateError,
+    crop,
+    reorder,
+    restore,
+    snapshot,
+    state_bytes,
+)
 from hybridtf.cost import state_size
 from hybridtf.mixers import AttentionConfig
 from hybridtf.mixers.attention import Attention
@@ -151,6 +163,43 @@ def test_what_was_not_looked_at_in_the_same_calls_is_refused():
     x, (k, v) = torch.randn(1, 3, 8).double(), torch.randn(2, 1, 2, 1, 4).double()
     with pytest.raises(StateError, match="3 slots are wanted, and 2 given"):
         reader(x, state=reader.init_state(1), edges={"far_keys": k, "far_values": v})
+
+
+@torch.no_grad()
+def test_a_reader_that_no_stack_has_told_refuses_more_than_the_call():
+    made, ids = model("a r", kv_role="reads"), tokens(1, 4)
+    made.stack.layers["1"].mixer.in_stack = False
+    state = made(ids[:, :3], state=made.init_state(1)).state
+    for segments in (None, Segments.from_lengths([[1]])):
+        with pytest.raises(StateError, match=r"r.mixer: kv_group 'far': keys of \d tokens are given in a call of 1"):
+            made(ids[:, 3:], state=state, segments=segments)
+
+
+class Untold(SequenceMixer):
+    """Reads another layer's keys as those of the call, as every edge was read before some could reach beyond it."""
+
+    reads = ("far_keys",)
+
+    def __init__(self, told):
+        super().__init__()
+        self.told = told
+
+    def edge_specs(self):
+        return {"far_keys": EdgeSpec((1, 4))} if self.told else {}
+
+    def init_state(self, batch_size, max_len=None):
+        return ()
+
+    def forward(self, x, *, edges, segments=None, state=None, context=None, keep=0):
+        return x + edges["far_keys"].sum((2, 3))[..., None], state
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_reader_of_the_calls_tokens_cannot_read_what_reaches_beyond(told, monkeypatch):
+    plain = AttentionConfig.build
+    monkeypatch.setattr(AttentionConfig, "build", lambda self, ctx: Untold(told) if "r." in ctx.where else plain(self, ctx))
+    with pytest.raises(ConfigError, match=r"r.mixer: layer 1 reads the edge 'far_keys' of the call's tokens, and .* hands on all"):
+        model("a r")
 
 
 @pytest.mark.parametrize("law", ["cut", "segment", "gradients", "crop"])
