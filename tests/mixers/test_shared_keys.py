@@ -202,6 +202,28 @@ def test_a_reader_of_the_calls_tokens_cannot_read_what_reaches_beyond(told, monk
         model("a r")
 
 
+class Doubled(Attention):
+    """Attends in a way of its own, by the method that there was before layers shared what they look at."""
+
+    def attend(self, *args, **options):
+        y, after = super().attend(*args, **options)
+        return 2 * y, after
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pattern", ["f", "a"])
+def test_a_way_of_its_own_to_attend_is_gone(pattern, monkeypatch):
+    monkeypatch.setitem(BLOCKS, "f", {"mixer": {"type": "attention", "n_heads": 2}})
+    plain = model(pattern).stack.layers["0"].mixer
+    monkeypatch.setattr(AttentionConfig, "build", lambda self, ctx: Doubled(self, ctx))
+    own = model(pattern).stack.layers["0"].mixer
+    own.load_state_dict(plain.state_dict())
+    x, state = torch.randn(1, 5, 8, dtype=torch.float64), own.init_state(1)
+    for part, want in zip(x.split([3, 1, 1], 1), (2 * plain(x)[0]).split([3, 1, 1], 1), strict=True):
+        y, state = own(part, state=state)[:2]
+        torch.testing.assert_close(y, want, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("law", ["cut", "segment", "gradients", "crop"])
 def test_laws_of_a_reader(law):
     run_law(Subject("mixers", AttentionConfig(**OPTIONS, kv_group="far", kv_role="reads")), law)
