@@ -263,8 +263,8 @@ class Attention(HeadsMixer):
         t, given = held["k"].shape[1], read["k"].shape[1]
         if given != t:
             raise StateError(
-                f"{self.where}: kv_group {self.config.kv_group!r}: keys of {given} tokens are given in a call of {t}; a layer that "
-                "no stack has told where it stands reads those of the call alone"
+                f"{self.where}: kv_group {self.config.kv_group!r}: keys of {given} tokens are given in a call of {t}; a layer "
+                "that no stack has told where it stands reads those of the call alone"
             )
         if segments is None:
             return read, {}

@@ -213,6 +213,6 @@ def _check_reads(
             )
         if given is not None and given.reach is not None and (wanted is None or wanted.reach is None):
             raise ConfigError(
-                f"{where}: layer {layer} reads the edge {edge!r} of the call's tokens, and the last one to write it hands on all "
-                "that it holds: the reader must be told (SequenceMixer.stands) and say so (EdgeSpec.reach)"
+                f"{where}: layer {layer} reads the edge {edge!r} of the call's tokens, and the last one to write it hands on "
+                "all that it holds: the reader must be told (SequenceMixer.stands) and say so (EdgeSpec.reach)"
             )

@@ -15,6 +15,7 @@ from hybridtf.core import (
     SequenceMixer,
     StateError,
     crop,
+    debug_states,
     reorder,
     restore,
     snapshot,
@@ -23,7 +24,7 @@ from hybridtf.core import (
 from hybridtf.cost import state_size
 from hybridtf.mixers import AttentionConfig
 from hybridtf.mixers.attention import Attention
-from hybridtf.models import BeamConfig, LanguageModelConfig, beam_search
+from hybridtf.models import BeamConfig, GenerationConfig, LanguageModelConfig, beam_search, generate
 from hybridtf.testing import Subject, check_mixer, run_law
 from tests.models.tiny_models import assert_can_be_cut, in_pieces
 
@@ -198,7 +199,7 @@ class Untold(SequenceMixer):
 def test_a_reader_of_the_calls_tokens_cannot_read_what_reaches_beyond(told, monkeypatch):
     plain = AttentionConfig.build
     monkeypatch.setattr(AttentionConfig, "build", lambda self, ctx: Untold(told) if "r." in ctx.where else plain(self, ctx))
-    with pytest.raises(ConfigError, match=r"r.mixer: layer 1 reads the edge 'far_keys' of the call's tokens, and .* hands on all"):
+    with pytest.raises(ConfigError, match=r"r.mixer: layer 1 reads the edge 'far_keys' of the call's tokens, and .* on all"):
         model("a r")
 
 
@@ -232,6 +233,16 @@ def test_laws_of_a_reader(law):
 @pytest.mark.slow
 def test_all_laws_of_a_reader():
     check_mixer(AttentionConfig(**OPTIONS, kv_group="far", kv_role="reads", window=3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", ["a w a", "g v w g v"])
+def test_compiled_decoding_says_what_eager_decoding_says(pattern):
+    made, prompts = model(pattern), [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11]]
+    plain = GenerationConfig(max_new_tokens=6, temperature=1.1)
+    fast = plain.model_copy(update={"compile": True, "compile_backend": "aot_eager"})
+    with debug_states():
+        assert generate(made, prompts, fast) == generate(made, prompts, plain)
 
 
 def test_what_cannot_be():
