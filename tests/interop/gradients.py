@@ -50,7 +50,8 @@ def write_gradients(one: Oracle, folder: Path) -> float:
 def without_link(links: WeightMap, tensors: Mapping[str, Tensor], nothing: float) -> list[str]:
     """Tensors of a checkpoint of gradients, larger than ``nothing``, from which nothing of ours is read."""
     linked = {name for link in links.links for name in link.theirs} | links.copies.keys()
-    return [name for name in tensors if name not in linked and float(tensors[name].abs().max()) > nothing]
+    rest = {name: x for name in tensors if name not in linked and (x := tensors[name]).is_floating_point()}
+    return [name for name, x in rest.items() if float(x.abs().max()) > nothing]
 
 
 def _backward(model: nn.Module, one: Oracle) -> None:
