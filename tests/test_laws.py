@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -23,8 +24,8 @@ from hybridtf.testing.laws_outside import check_compile
 
 LAWS_OF_VARIANTS = ("shape", "empty", "cut", "segment", "causal", "gradients", "finite", "state_bytes")
 """Each finds broken mixers (tests/testing/broken) that the others let pass; what is left is about copies, crops and files."""
-LAYOUTS_OF_VARIANTS = ("packed", "middle padding", "one column")
-"""Documents without pads, pads wherever they can be, and decode: the other layouts are of one kind of pad each."""
+LAYOUTS_OF_VARIANTS = ("packed", "middle padding", "right padding", "one column")
+"""Documents without pads, pads before, between and after them, rows of pads alone, and decode."""
 CUTS_OF_VARIANTS = ((1,) * laws_time.LENGTH, (5, 8), (4, 0, 9))
 """Token by token, in two pieces, and with a call of no tokens."""
 LAWS_OF_STARTS = ("gradients", "finite")
@@ -43,8 +44,10 @@ COMPILED = {
     "channel_mixers": ("mlp", "moe", "swiglu"),
     "blocks": ("hyper_connections", "prenorm"),
 }
-"""Of each sort of op and of state, one that is compiled in the default suite too, in every way of calling it; the others are
-slow. That whole rows of every mixer can be compiled, tests/field/test_compile.py holds in the default suite."""
+"""Of most sorts of op, and of each leaf of a state, one that is compiled in the default suite too, in every way of calling it.
+The others are slow, and all of some ops with them: ``gather_attention``, ``wkv``, ``long_conv``, ``state_space``,
+``path_attention``, ``stick_breaking``, ``mesa``, ``titans``, ``ttt`` and Mamba 3's. That whole rows of every mixer can be
+compiled, tests/field/test_compile.py holds in the default suite."""
 NOT_OF = {
     ("cosformer", "max_distance"): "finite",  # says how long a document may be, and refuses the law's long call
     ("multi_scale", "mixer"): "state_bytes",  # keys of pooled blocks grow with whole blocks, not with tokens
@@ -103,6 +106,12 @@ def _variants() -> list[tuple[str, str, str, ComponentConfig]]:
 
 
 VARIANTS = _variants()
+
+
+def test_layouts_of_variants_have_pads_wherever_they_can_be() -> None:
+    rows = [row for name in LAYOUTS_OF_VARIANTS for row in laws_segments.LAYOUTS[name] if len(row) > 1]
+    for kind in (r"0+[1-9]", r".*[1-9]0+[1-9]", r".*[1-9]0+$", r"0+$"):
+        assert any(re.match(kind, row) for row in rows), kind
 
 
 @pytest.mark.slow

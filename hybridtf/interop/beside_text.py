@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from hybridtf.core import CheckpointError
+from hybridtf.interop.defaults import UNUSED
 from hybridtf.interop.settings import Settings
 from hybridtf.interop.tensors import Lazy, Notes, Tensors
 
@@ -62,6 +63,7 @@ def text_settings(settings: Settings) -> Settings:
         text.values.setdefault("quantization_config", settings.take("quantization_config"))
     others = [one for one in settings.values if one.startswith(OF_OTHERS)]
     settings.passed_over("model_type", "ignore_index", "vocab_size", *others)
+    settings.says_nothing(UNUSED.get(name, {}))
     settings.refuse_the_rest()
     return text
 

@@ -102,17 +102,19 @@ ANYWHERE: dict[str, tuple[Any, ...]] = {
 }
 """How tokens are drawn, which older versions wrote into every file, and what no decoder has."""
 
-QWEN3_5: dict[str, tuple[Any, ...]] = {
-    "attn_output_gate": (True,), "mamba_ssm_dtype": ANYTHING, "mlp_only_layers": ([],), "mtp_num_hidden_layers": ANYTHING,
-    "mtp_use_dedicated_embeddings": ANYTHING,
-}
+FURTHER: dict[str, tuple[Any, ...]] = dict.fromkeys(
+    ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"), ANYTHING
+)
+QWEN3_5: dict[str, tuple[Any, ...]] = {**FURTHER, "attn_output_gate": (True,), "mlp_only_layers": ([],)}
 
 UNUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     "bamba": {"attn_rotary_emb": ANYTHING},
+    "deepseek_v4": {"topk_method": ("noaux_tc",)},
     "diffllama": {"mlp_bias": (False,), "num_diff_heads": ANYTHING},
     "exaone4": {"reorder_and_upcast_attn": ANYTHING},
     "falcon_h1": {"time_step_rank": ANYTHING},
     "gemma2": {"sliding_window_size": ANYTHING},
+    "gemma3n_text": {"altup_lr_multiplier": ANYTHING, "query_pre_attn_scalar": (256,)},
     "glm_moe_dsa": {"indexer_rope_interleave": (True,), "rope_interleave": (True,)},
     "jamba": {"calc_logits_for_entire_prompt": ANYTHING, "n_ctx": ANYTHING},
     "laguna": {"use_bidirectional_attention": (False,)},
@@ -123,6 +125,14 @@ UNUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "mamba2": {"intermediate_size": ANYTHING, "norm_before_gate": ANYTHING},
     "mimo_v2_flash": {"attention_chunk_size": ANYTHING, "hybrid_block_size": ANYTHING},
+    "minimax_m3_vl": {
+        "img_token_compression_config": ANYTHING, "num_reward_heads": (0,), "process_image_mode": ANYTHING,
+    },
+    "minimax_m3_vl_text": {
+        "attention_output_gate": (False,), "n_shared_experts": (1,), "num_mtp_modules": ANYTHING,
+        "num_nextn_predict_layers": ANYTHING, "qk_norm_type": ("per_head",), "scoring_func": ("sigmoid",),
+        "use_gemma_norm": (True,), "use_qk_norm": (True,), "use_routing_bias": (True,),
+    },
     "nemotron_h": {"time_step_rank": ANYTHING},
     "opt": {"activation_dropout": ANYTHING},
     "phi3": {
@@ -132,6 +142,7 @@ UNUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     "qwen2": {"dual_chunk_attention_config": ANYTHING, "use_mrope": (False,)},
     "qwen3_5_moe_text": QWEN3_5,
     "qwen3_5_text": QWEN3_5,
+    "qwen4_exp_text": {**FURTHER, "mtp": ANYTHING},
     "stablelm": {
         "norm_eps": ANYTHING, "num_heads": ANYTHING, "rope_pct": (0.25,), "rotary_scaling_factor": (1.0,),
     },

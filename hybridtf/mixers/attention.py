@@ -37,6 +37,7 @@ from hybridtf.core import (
     Ring,
     Segments,
     State,
+    StateError,
     init,
 )
 from hybridtf.nn import FactorConfig, HeadsConfig, HeadsMixer, Held, NormOver, Projected, accumulation_dtype, idle_beside
@@ -199,6 +200,9 @@ class Attention(HeadsMixer):
 
     def stands(self, given: Mapping[str, EdgeSpec]) -> None:
         """Raises :class:`ConfigError` for a reader that sees further than the layer holds that gives."""
+        own_way = type(self).attend is not Attention.attend and type(self).attend_over is Attention.attend_over
+        if own_way:  # it can attend to copies alone
+            return
         if self.has_own:
             self.in_stack = True
             return
@@ -226,13 +230,14 @@ class Attention(HeadsMixer):
             return Growing.empty(batch_size, nothing, **where)
         return Ring.empty(batch_size, nothing, window=self.of_window, **where)
 
+    def looks_together(self) -> bool:
+        return bool(self.edges) and self.in_stack
+
     def shared(self, edges: Edges) -> Held | None:
-        reads = self.in_stack and not self.has_own
-        return {name: edges[edge] for name, edge in zip(("k", "v"), self.edges, strict=True)} if reads else None
+        return None if self.has_own else {name: edges[edge] for name, edge in zip(("k", "v"), self.edges, strict=True)}
 
     def hands_on(self, seen: Held) -> Edges:
-        gives = self.in_stack and self.has_own
-        return {edge: seen[name] for name, edge in zip(("k", "v"), self.edges, strict=True)} if gives and self.edges else {}
+        return {edge: seen[name] for name, edge in zip(("k", "v"), self.edges, strict=True)} if self.has_own else {}
 
     def exchange(self, held: Held, edges: Edges, segments: Segments | None) -> tuple[Held, Edges]:
         if self.edges:
@@ -255,6 +260,12 @@ class Attention(HeadsMixer):
         if self.has_own:
             return held, dict(zip(self.edges, (held["k"], held["v"]), strict=True))
         read = {name: edges[edge] for name, edge in zip(("k", "v"), self.edges, strict=True)}
+        t, given = held["k"].shape[1], read["k"].shape[1]
+        if given != t:
+            raise StateError(
+                f"{self.where}: kv_group {self.config.kv_group!r}: keys of {given} tokens are given in a call of {t}; a layer "
+                "that no stack has told where it stands reads those of the call alone"
+            )
         if segments is None:
             return read, {}
         return {name: z.masked_fill(~segments.real[..., None, None], 0) for name, z in read.items()}, {}

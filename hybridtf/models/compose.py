@@ -223,3 +223,8 @@ def _check_reads(
             raise ConfigError(
                 f"{where}: layer {layer} reads the edge {edge!r} as {wanted}, and the last one to write it has it as {given}"
             )
+        if given is not None and given.reach is not None and (wanted is None or wanted.reach is None):
+            raise ConfigError(
+                f"{where}: layer {layer} reads the edge {edge!r} of the call's tokens, and the last one to write it hands on "
+                "all that it holds: the reader must be told (SequenceMixer.stands) and say so (EdgeSpec.reach)"
+            )

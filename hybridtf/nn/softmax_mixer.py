@@ -134,7 +134,8 @@ class HeldAttention(SequenceMixer):
         self, q: Tensor, new: Held, positions: Tensor, segments: Segments | None, leaf: Growing | Ring | None, keep: int,
         added: Held = MappingProxyType({}),
     ) -> tuple[Tensor, Growing | Ring | None]:
-        """Queries over all that their documents have, in the state and in the call; and the state after it.
+        """Queries over all that their documents have, in the state and in the call; and the state after it. A mixer that
+        attends in a way of its own gives this one; layers that share what they look at call :meth:`attend_over`.
 
         ``added``: further fields of the mask, by name, that speak of the queries (``q_decay``, ``rel_q``, their own ``sinks``).
         """
@@ -246,6 +247,10 @@ class SoftmaxMixer(HeldAttention):
         """What is to be held, after the edges that the mixer reads; and the edges that it writes."""
         return held, {}
 
+    def looks_together(self) -> bool:
+        """It looks at what another layer does, or hands on what it looks at, and goes through :meth:`attend_over`."""
+        return False
+
     def shared(self, edges: Edges) -> Held | None:
         """What another layer looked at in this call, for a mixer that looks at the same."""
         return None
@@ -262,9 +267,13 @@ class SoftmaxMixer(HeldAttention):
         x, positions = self.enter(x, segments, state, leaf)
         q, new, gate, _ = self.project(x, positions, segments, leaf)
         new, written = self.exchange(new, edges or {}, segments)
-        y, after, seen = self.attend_over(q, new, positions, segments, leaf, keep, shared=self.shared(edges or {}))
+        if self.looks_together():
+            y, after, seen = self.attend_over(q, new, positions, segments, leaf, keep, shared=self.shared(edges or {}))
+            written = {**written, **self.hands_on(seen)}
+        else:
+            y, after = self.attend(q, new, positions, segments, leaf, keep)
         out = (self.leave(y, gate), state if leaf is None else after)
-        return (*out, Extras(edges={**written, **self.hands_on(seen)})) if self.extra_results() else out
+        return (*out, Extras(edges=written)) if self.extra_results() else out
 
 
 def _stored(leaf: Growing | Ring, new: Held, segments: Segments | None, keep: int) -> Growing | Ring:

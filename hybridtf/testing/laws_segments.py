@@ -179,7 +179,7 @@ def check_layout(subject: Subject, module: nn.Module, name: str, ids: Tensor, in
     if cuts:
         _check_pieces(subject, module, packed, expected, what)
     with torch.no_grad(), debug_states():
-        for max_len in (None, 24) if max_len_shows(module, subject.init_state(module, 1)) else (None,):
+        for max_len in (None, 24) if max_len_shows(subject, module) else (None,):
             if max_len is not None and max_len_counts(module):
                 expected = _expect(subject, module, packed, max_len)
             how = f"{what} under no_grad, max_len={max_len}"

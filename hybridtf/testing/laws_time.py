@@ -122,7 +122,7 @@ def check_cut(subject: Subject) -> None:
             close(a, b, tol=1e-9, what=f"{what}: gradient of {name}")
     with torch.no_grad(), debug_states():
         for max_len, out in wholes.items():
-            shows = max_len is None or max_len_shows(module, subject.init_state(module, 2))
+            shows = max_len is None or max_len_shows(subject, module)
             for cut in CUTS if shows else ONE_CUT:
                 _cut_in_place(subject, module, inputs, cut, max_len, out)
 

@@ -19,10 +19,10 @@ from hybridtf.core import (
     ComponentConfig,
     Context,
     EdgeSpec,
-    Growing,
     QueryKeyPosition,
     Segments,
     State,
+    StateLeaf,
     leaves,
 )
 from hybridtf.core.contracts import Extras
@@ -30,6 +30,8 @@ from hybridtf.testing.errors import ContractError, NotApplicableError
 
 VOCAB = 23
 MAX_LEN = 64
+ROOM = 24
+"""``max_len`` of a state, where its form is asked for."""
 F64 = torch.float64
 
 TIMELESS = ("norms", "positions")
@@ -251,10 +253,15 @@ def max_len_counts(module: nn.Module) -> bool:
     return any(getattr(part, "uses_max_len", False) for part in module.modules())
 
 
-def max_len_shows(module: nn.Module, state: State) -> bool:
-    """A state made with ``max_len`` is of another form than ``state``, made without: it has buffers, or the component says that
-    it counts. Calls on others go the same way with and without it."""
-    return max_len_counts(module) or any(isinstance(leaf, Growing) for leaf in leaves(state))
+def max_len_shows(subject: Subject, module: nn.Module) -> bool:
+    """A state made with ``max_len`` is of another form than one made without, or the component says that it counts. Calls on
+    others go the same way with and without it."""
+    forms = [[_form(leaf) for leaf in leaves(subject.init_state(module, 1, max_len))] for max_len in (None, ROOM)]
+    return max_len_counts(module) or forms[0] != forms[1]
+
+
+def _form(leaf: StateLeaf) -> tuple[Any, ...]:
+    return type(leaf), getattr(leaf, "static", None), *leaf.tensors(), *((x.shape, x.dtype) for x in leaf.every_tensor())
 
 
 def _drawn_ids(generator: torch.Generator, b: int, t: int) -> Tensor:

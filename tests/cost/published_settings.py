@@ -311,7 +311,7 @@ SETTINGS: dict[str, Entry] = {
     "longcat_flash": ("longcat_flash", {}),
     "minimax_m3": ("minimax_m3_vl_text", {
         "layer_types": at((0, 1, 2), 60, FULL, "minimax_m3_sparse"), "mlp_layer_types": at((0, 1, 2), 60, "dense", "sparse"),
-        "rope_parameters": rope(5e6, partial_rotary_factor=0.5),
+        "rope_parameters": rope(5e6, partial_rotary_factor=0.5), "max_position_embeddings": 1048576,
     }),
     "qwen3_8_flash_next": ("qwen4_exp_text", {
         "hidden_size": 2560, "num_hidden_layers": 48, "num_attention_heads": 24, "num_key_value_heads": 2, "head_dim": 256,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hybridtf.interop.weight_map import WeightMap
 from tests.interop import tiny_oracles
 from tests.interop.oracles import Oracle
 
@@ -43,6 +45,13 @@ def write_gradients(one: Oracle, folder: Path) -> float:
     total = sum(float(p.detach().square().sum()) for p in model.parameters())
     tiny_oracles.write(one.name, model, str(folder))
     return total
+
+
+def without_link(links: WeightMap, tensors: Mapping[str, Tensor], nothing: float) -> list[str]:
+    """Tensors of a checkpoint of gradients, larger than ``nothing``, from which nothing of ours is read."""
+    linked = {name for link in links.links for name in link.theirs} | links.copies.keys()
+    rest = {name: x for name in tensors if name not in linked and (x := tensors[name]).is_floating_point()}
+    return [name for name, x in rest.items() if float(x.abs().max()) > nothing]
 
 
 def _backward(model: nn.Module, one: Oracle) -> None:

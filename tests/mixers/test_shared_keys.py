@@ -7,11 +7,24 @@ from copy import deepcopy
 import pytest
 import torch
 
-from hybridtf.core import BuildContext, ConfigError, Segments, StateError, crop, reorder, restore, snapshot, state_bytes
+from hybridtf.core import (
+    BuildContext,
+    ConfigError,
+    EdgeSpec,
+    Segments,
+    SequenceMixer,
+    StateError,
+    crop,
+    debug_states,
+    reorder,
+    restore,
+    snapshot,
+    state_bytes,
+)
 from hybridtf.cost import state_size
 from hybridtf.mixers import AttentionConfig
 from hybridtf.mixers.attention import Attention
-from hybridtf.models import BeamConfig, LanguageModelConfig, beam_search
+from hybridtf.models import BeamConfig, GenerationConfig, LanguageModelConfig, beam_search, generate
 from hybridtf.testing import Subject, check_mixer, run_law
 from tests.models.tiny_models import assert_can_be_cut, in_pieces
 
@@ -153,6 +166,65 @@ def test_what_was_not_looked_at_in_the_same_calls_is_refused():
         reader(x, state=reader.init_state(1), edges={"far_keys": k, "far_values": v})
 
 
+@torch.no_grad()
+def test_a_reader_that_no_stack_has_told_refuses_more_than_the_call():
+    made, ids = model("a r", kv_role="reads"), tokens(1, 4)
+    made.stack.layers["1"].mixer.in_stack = False
+    state = made(ids[:, :3], state=made.init_state(1)).state
+    for segments in (None, Segments.from_lengths([[1]])):
+        with pytest.raises(StateError, match=r"r.mixer: kv_group 'far': keys of \d tokens are given in a call of 1"):
+            made(ids[:, 3:], state=state, segments=segments)
+
+
+class Untold(SequenceMixer):
+    """Reads another layer's keys as those of the call, as every edge was read before some could reach beyond it."""
+
+    reads = ("far_keys",)
+
+    def __init__(self, told):
+        super().__init__()
+        self.told = told
+
+    def edge_specs(self):
+        return {"far_keys": EdgeSpec((1, 4))} if self.told else {}
+
+    def init_state(self, batch_size, max_len=None):
+        return ()
+
+    def forward(self, x, *, edges, segments=None, state=None, context=None, keep=0):
+        return x + edges["far_keys"].sum((2, 3))[..., None], state
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_reader_of_the_calls_tokens_cannot_read_what_reaches_beyond(told, monkeypatch):
+    plain = AttentionConfig.build
+    monkeypatch.setattr(AttentionConfig, "build", lambda self, ctx: Untold(told) if "r." in ctx.where else plain(self, ctx))
+    with pytest.raises(ConfigError, match=r"r.mixer: layer 1 reads the edge 'far_keys' of the call's tokens, and .* on all"):
+        model("a r")
+
+
+class Doubled(Attention):
+    """Attends in a way of its own, by the method that there was before layers shared what they look at."""
+
+    def attend(self, *args, **options):
+        y, after = super().attend(*args, **options)
+        return 2 * y, after
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pattern", ["f", "a"])
+def test_a_way_of_its_own_to_attend_is_gone(pattern, monkeypatch):
+    monkeypatch.setitem(BLOCKS, "f", {"mixer": {"type": "attention", "n_heads": 2}})
+    plain = model(pattern).stack.layers["0"].mixer
+    monkeypatch.setattr(AttentionConfig, "build", lambda self, ctx: Doubled(self, ctx))
+    own = model(pattern).stack.layers["0"].mixer
+    own.load_state_dict(plain.state_dict())
+    x, state = torch.randn(1, 5, 8, dtype=torch.float64), own.init_state(1)
+    for part, want in zip(x.split([3, 1, 1], 1), (2 * plain(x)[0]).split([3, 1, 1], 1), strict=True):
+        y, state = own(part, state=state)[:2]
+        torch.testing.assert_close(y, want, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("law", ["cut", "segment", "gradients", "crop"])
 def test_laws_of_a_reader(law):
     run_law(Subject("mixers", AttentionConfig(**OPTIONS, kv_group="far", kv_role="reads")), law)
@@ -161,6 +233,16 @@ def test_laws_of_a_reader(law):
 @pytest.mark.slow
 def test_all_laws_of_a_reader():
     check_mixer(AttentionConfig(**OPTIONS, kv_group="far", kv_role="reads", window=3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", ["a w a", "g v w g v"])
+def test_compiled_decoding_says_what_eager_decoding_says(pattern):
+    made, prompts = model(pattern), [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11]]
+    plain = GenerationConfig(max_new_tokens=6, temperature=1.1)
+    fast = plain.model_copy(update={"compile": True, "compile_backend": "aot_eager"})
+    with debug_states():
+        assert generate(made, prompts, fast) == generate(made, prompts, plain)
 
 
 def test_what_cannot_be():

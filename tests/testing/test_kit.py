@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal, Self
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Literal, Self
 
 import pytest
+import torch
 from pydantic import Field
+from torch import nn
 
-from hybridtf.core import BuildContext, Kernel, KernelRequest, RecipeError, Registries, UnknownNameError, active, always, using
+from hybridtf.core import (
+    BuildContext,
+    Fixed,
+    Growing,
+    Kernel,
+    KernelRequest,
+    RecipeError,
+    Registries,
+    Ring,
+    StateLeaf,
+    UnknownNameError,
+    active,
+    always,
+    using,
+)
 from hybridtf.nn import idle_beside
 from hybridtf.testing import (
     LAW_CHECKS,
@@ -28,6 +44,7 @@ from hybridtf.testing import (
     run_checks,
     run_law,
 )
+from hybridtf.testing.subject import max_len_shows
 from tests.testing.broken import BROKEN, HONEST, MIXERS, WRONG, BatchNormConfig, BrokenConfig, load_wrong
 
 
@@ -46,6 +63,39 @@ def test_doubles_keep_every_law(config: Any, registries: Registries) -> None:
     del registries.kernels._kernels["double_ema"]["wrong"]
     for result in run_checks(config.kind, config.tiny()):
         assert result.ok, f"{result.law}: {result.message}"
+
+
+KEPT: dict[str, Any] = {"dtype": torch.float64, "device": torch.device("cpu")}
+
+
+def fixed(n: int, *, name: str = "k", dtype: torch.dtype = torch.float64) -> Fixed:
+    return Fixed({name: torch.zeros(1, n, dtype=dtype)}, torch.zeros(1, dtype=torch.int64))
+
+
+class Sized(nn.Module):
+    """Its states are of the form that one of these gives for a ``max_len``."""
+
+    FORMS: ClassVar[dict[str, Callable[[int | None], StateLeaf]]] = {
+        "buffers": lambda n: Growing.empty(1, {"k": (2,)}, max_len=n, **KEPT),
+        "another leaf": lambda n: fixed(4) if n is None else Growing.empty(1, {"k": (2,)}, max_len=n, **KEPT),
+        "a window": lambda n: Ring.empty(1, {"k": (2,)}, window=n or 4, **KEPT),
+        "rows": lambda n: fixed(n or 4),
+        "a name": lambda n: fixed(4, name="k" if n else "v"),
+        "a dtype": lambda n: fixed(4, dtype=torch.float64 if n else torch.float32),
+        "none": lambda n: fixed(4),
+    }
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+
+    def init_state(self, batch_size: int, max_len: int | None = None) -> StateLeaf:
+        return self.FORMS[self.form](max_len)
+
+
+@pytest.mark.parametrize("form", Sized.FORMS)
+def test_states_of_another_form_are_told_by_what_they_are(form: str) -> None:
+    assert max_len_shows(Subject("mixers", doubles.CONFIGS[0].tiny()), Sized(form)) == (form != "none")
 
 
 def test_every_broken_variant_is_listed() -> None:

@@ -53,14 +53,27 @@ def _mixers(settings: Settings, older: Settings, norm: Table) -> tuple[Table, Ta
     }
 
 
+def _older(settings: Settings) -> tuple[Settings, Any]:
+    """The table that published files have of sparse attention, and which layers have it."""
+    older = settings.inner("sparse_attention_config")
+    older.only("use_sparse_attention", True)
+    older.only("sparse_score_type", "max")  # of a block the best token counts
+    older.only("sparse_init_block", 0)
+    sparse = older.take("sparse_attention_freq", None, kind=list)
+    scored = older.take("sparse_disable_index_value", sparse, kind=list)
+    if any(one and not other for one, other in zip(sparse or [], scored or [], strict=False)):
+        raise CheckpointError(f"{older.where}: sparse_disable_index_value is 0 where a layer is sparse; indexers only choose")
+    return older, sparse
+
+
 def _table(settings: Settings) -> Table:
     settings.only("hidden_act", "silu", "swigluoai")
     settings.only("swiglu_alpha", 1.702)
     norm = {**parts.norm(settings), "unit_offset": True}
     gate = {**GATE, "limit": settings.number("swiglu_limit", 7.0)}
-    older = settings.inner("sparse_attention_config")
+    older, said = _older(settings)
     whole, chosen = _mixers(settings, older, norm)
-    sparse = _kinds(settings, "layer_types", (FULL, SPARSE), older.take("sparse_attention_freq", None, kind=list))
+    sparse = _kinds(settings, "layer_types", (FULL, SPARSE), said)
     has = _kinds(settings, "mlp_layer_types", ("dense", "sparse"), settings.take("moe_layer_freq", None, kind=list))
     dense = {"type": "glu", "d_ff": settings.count("dense_intermediate_size", 12288), **gate}
     experts = {
