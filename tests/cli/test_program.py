@@ -66,7 +66,7 @@ OPTIONS = {
     "show": "RECIPE --json --length --set",
     "stats": "RUN --json --step",
     "study": "NAME --json --output --seeds --smoke --workers -o",
-    "surgery": "RUN --json --layers --mixer --n-kv-heads --output --seed --step --weights -o",
+    "surgery": "RUN --json --layers --leave --mixer --n-kv-heads --output --seed --step --weights -o",
     "train": "RECIPE --device --from --output --resume --seed --set -o",
 }
 """Every command with its arguments and options: what scripts of users rely on."""
