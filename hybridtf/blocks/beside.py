@@ -74,8 +74,8 @@ class Beside(Wiring):
         skip = self.config.of_branch("skip_scale", "mixer")
         return x if skip == 1.0 else x * skip
 
-    def _check_result(self, name: str, part: Any, x: Tensor, result: Any) -> None:
-        super()._check_result(name, part, x[..., : self.d_model], result)
+    def _check_result(self, name: str, extra: bool, x: Tensor, result: Any) -> None:
+        super()._check_result(name, extra, x[..., : self.d_model], result)
 
 
 class GuidedConfig(NormsBefore):

@@ -106,7 +106,7 @@ class PreNorm(Sequential):
     def branched(self, branch: str, x: Tensor, seen: BranchResult, call: dict[str, Any]) -> Tensor:
         given = self.norm(branch, x)
         y = self.post_norm(branch, self.branch(branch, given, seen, **call))
-        laurel: Laurel | None = getattr(self, f"{BRANCHES[branch]}_laurel", None)
+        laurel = self._modules.get(f"{BRANCHES[branch]}_laurel")
         return self.onto(branch, x, self.scaled(branch, y if laurel is None else y + laurel(given)))
 
 

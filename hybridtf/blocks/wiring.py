@@ -20,7 +20,6 @@ from hybridtf.core import (
     Context,
     Edges,
     Extras,
-    Norm,
     NormConfig,
     ParamSpec,
     PluginError,
@@ -149,8 +148,8 @@ class Wiring(Block):
         return self._norm(f"{BRANCHES[branch]}_post_norm", x)
 
     def _norm(self, site: str, x: Tensor) -> Tensor:
-        norm: Norm | None = getattr(self, site, None)
-        return x if norm is None else norm(x)
+        norm = self._modules.get(site)  # an attribute that is not there is slow to miss
+        return x if norm is None else norm(x)  # type: ignore[no-any-return]
 
     def scaled(self, branch: str, y: Tensor) -> Tensor:
         """The output of a branch as it is added: scaled, and dropped in training."""
@@ -181,19 +180,21 @@ class Wiring(Block):
         if part.reads:
             options["edges"] = {edge: given[edge] if edge in given else seen.edges[edge] for edge in part.reads}
         result = part(x, **options)
-        self._check_result(name, part, x, result)
-        extras: Extras = result[2] if part.extra_results() else Extras()
-        seen.edges.update(extras.edges)
-        for loss, (total, count) in extras.losses.items():
-            before = seen.losses.get(loss)
-            seen.losses[loss] = (total, count) if before is None else (before[0] + total, before[1] + count)
+        extra = part.extra_results()
+        self._check_result(name, extra, x, result)
+        if extra:
+            extras: Extras = result[2]
+            seen.edges.update(extras.edges)
+            for loss, (total, count) in extras.losses.items():
+                before = seen.losses.get(loss)
+                seen.losses[loss] = (total, count) if before is None else (before[0] + total, before[1] + count)
         seen.state[name] = result[1]
         y: Tensor = result[0]
         return y
 
-    def _check_result(self, name: str, part: Any, x: Tensor, result: Any) -> None:
+    def _check_result(self, name: str, extra: bool, x: Tensor, result: Any) -> None:
         """Name the component, where it is the only one who could know better."""
-        n_values = 3 if part.extra_results() else 2
+        n_values = 3 if extra else 2
         if not isinstance(result, tuple) or len(result) != n_values:
             got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
             raise self._broken(name, f"must return {'(y, state, Extras)' if n_values == 3 else '(y, state)'}, got {got}")

@@ -6,7 +6,7 @@ Axes: b batch, t time, s keys, d d_model, h heads, g key heads, k head_dim.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
@@ -77,6 +77,10 @@ class QueryKeyPosition(Position):
         ``max_len``: the length declared when the state was made; None: the model's ``max_seq_len``. ``lengths``: of each
         token's document, with all of this call; None, where they are used: one document a row, which ends in this call.
         """
+
+    def table_key(self) -> Hashable:
+        """Positions with one key make one table of the same arguments, so that layers may share it in a call; None: never."""
+        return None
 
     @abstractmethod
     def forward(self, x: Float[Tensor, "b t h k"], table: Any) -> Tensor:

@@ -31,6 +31,7 @@ from hybridtf.models.merges import MergeTable, agreed_stream, build_merge, build
 from hybridtf.models.pattern import print_pattern
 from hybridtf.models.spreads import ProjectedSpreadConfig
 from hybridtf.models.visits import Visit
+from hybridtf.nn.positions import shared_tables
 
 
 def add_losses(first: Losses, second: Losses) -> dict[str, tuple[Tensor, Tensor]]:
@@ -144,12 +145,13 @@ class Stack(nn.Module):
             x = self.spread(x)
         elif self.stream.n_streams > 1:
             x = x.unsqueeze(-2).expand(*x.shape[:-1], self.stream.n_streams, -1)
-        for i in range(len(self.order)):
-            own = None if state is None else state[i]
-            out = self.run_layer(i, x, seen, segments=segments, state=own, context=context, keep=keep)
-            x, seen = out.x, out.edges
-            states.append(out.state)
-            losses = add_losses(losses, out.losses)
+        with shared_tables():
+            for i in range(len(self.order)):
+                own = None if state is None else state[i]
+                out = self.run_layer(i, x, seen, segments=segments, state=own, context=context, keep=keep)
+                x, seen = out.x, out.edges
+                states.append(out.state)
+                losses = add_losses(losses, out.losses) if out.losses else losses
         if self.merge is not None:
             x = self.merge(x, seen)
         return BlockOutput(x, seen, losses, None if state is None else tuple(states))

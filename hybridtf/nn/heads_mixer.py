@@ -98,7 +98,8 @@ class HeadsMixer(HeldHeads, SoftmaxMixer):
 
     def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(b t d) to keys (b t g k) and values (b t g v), before norms and positions."""
-        return self.split(self.k_proj(x)), self.v_proj(x).unflatten(-1, self.held_shapes()["v"])
+        v: Tensor = self.v_proj(x)
+        return self.split(self.k_proj(x)), v.view(*v.shape[:-1], *self.held_shapes()["v"])
 
     def _normed(self, heads: Tensor, norm: nn.Module | None) -> Tensor:
         """(b t h k), normed one by one or side by side."""

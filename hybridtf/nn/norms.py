@@ -89,7 +89,8 @@ class RMSNorm(Norm):
             rounded = normed.to(x.dtype) * weight.to(x.dtype)
             return rounded if self.bias is None else rounded + self.bias.to(x.dtype)
         y = normed * weight
-        return (y if self.bias is None else y + self.bias.to(dtype)).to(x.dtype)
+        y = y if self.bias is None else y + self.bias.to(dtype)
+        return y if x.dtype == dtype else y.to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"eps={self.eps}, unit_offset={self.unit_offset}"

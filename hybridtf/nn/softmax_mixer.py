@@ -215,10 +215,11 @@ class HeldAttention(SequenceMixer):
             prefix_len=None if segments is None else segments.prefix_len, softcap=self.softcap, slopes=slopes,
             k_decay=held.get("decay"), **{"sinks": self.sinks, **added},
         )
-        exact = self.held_dtypes()
-        return self.read(
-            q, {name: z if name in exact else z.to(q.dtype) for name, z in held.items() if name != "decay"}, mask
-        )
+        exact, dtype = self.held_dtypes(), q.dtype
+        seen = {
+            name: z if z.dtype == dtype or name in exact else z.to(dtype) for name, z in held.items() if name != "decay"
+        }
+        return self.read(q, seen, mask)
 
     def _check_prefix(self, segments: Segments, leaf: Growing | Ring | None) -> None:
         if segments.prefix_len is not None and "prefix_len" not in self.takes:

@@ -244,7 +244,7 @@ def _called(leaf: StateLeaf, keep: int = 0) -> StateLeaf:
         return leaf.push({"x": x}, None, keep=keep)
     assert isinstance(leaf, Fixed)
     past = {"x": torch.zeros(2, 2, dtype=F64)}
-    return leaf.advance({"x": x[:, 0]}, None, 4, past=past, past_length=torch.tensor([[2, 3], [2, 3]]))
+    return leaf.advance({"x": x[:, 0]}, None, 4, past=past, past_length=leaf.length[:, None] + torch.tensor([2, 3]))
 
 
 MOVES: dict[str, Any] = {
@@ -253,6 +253,47 @@ MOVES: dict[str, Any] = {
     "snapshot": lambda leaf: leaf.snapshot().restore(), "detach": lambda leaf: leaf.detach(),
     "to": lambda leaf: leaf.to("cpu"), "crop": lambda leaf: _called(leaf, keep=2).crop(1),
 }
+
+
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_length_that_is_known_is_the_one_that_is_held(move: str, before: int) -> None:
+    """After calls of four tokens whose rows are of one length; and nothing has to be read for it, but after a crop."""
+    for leaf in _leaves_with_max_len():
+        for _ in range(before):
+            leaf = _called(leaf, keep=2)
+        moved = MOVES[move](leaf)
+        assert moved.known_length() in (None, int(moved.length[0]))
+        assert moved.shared_length() == int(moved.length[0])
+        dense = not (isinstance(leaf, Growing) and leaf.sparse)
+        if move != "crop" and dense:
+            assert moved.known_length() is not None
+
+
+def test_rows_of_two_lengths_share_none() -> None:
+    segments = Segments.from_ids(torch.tensor([[1, 1, 1], [1, 0, 0]]))
+    for leaf in _leaves_with_max_len()[::2]:
+        x = torch.ones(2, 3, dtype=F64)
+        after = leaf.append({"x": x}, segments) if isinstance(leaf, Growing) else leaf.push({"x": x}, segments)  # type: ignore[attr-defined]
+        assert after.known_length() is None
+        assert after.shared_length() is None
+        assert after.reorder(torch.tensor([1, 1])).shared_length() == 1
+        assert after.reorder(torch.tensor([0, 0])).shared_length() == 3
+
+
+def test_slots_of_a_head_lie_side_by_side() -> None:
+    """What a query reads of a head is one run of memory, in buffers that are made once and in those that are widened."""
+    made: list[Growing | Ring] = [
+        Growing.empty(2, {"k": (3, 4)}, max_len=8, dtype=F64, device="cpu"),
+        Ring.empty(2, {"k": (3, 4)}, window=8, dtype=F64, device="cpu"),
+        Growing.empty(2, {"k": (3, 4)}, max_len=4, dtype=F64, device="cpu").with_capacity(8, static=True),
+    ]
+    with torch.no_grad():
+        for leaf in made:
+            new = {"k": torch.randn(2, 2, 3, 4, dtype=F64)}
+            after = leaf.append(new, None) if isinstance(leaf, Growing) else leaf.push(new, None)
+            assert after["k"].shape == (2, 8, 3, 4)
+            assert after["k"].transpose(1, 2).is_contiguous()
 
 
 @pytest.mark.parametrize("move", MOVES)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from hybridtf.core import BuildContext, ConfigError, LengthError
+from hybridtf.core import BuildContext, ConfigError, LengthError, Segments
 from hybridtf.mixers import AttentionConfig
 from hybridtf.models import LanguageModelConfig
 from hybridtf.nn import (
@@ -18,6 +18,7 @@ from hybridtf.nn import (
     SinusoidalPositionConfig,
     XPosConfig,
 )
+from hybridtf.nn.positions import Rope
 
 F64 = torch.float64
 
@@ -85,6 +86,71 @@ def test_nothing_is_stored_in_a_model():
     model = rope(32, scaling={"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16, "original_max_len": 9})
     assert not list(model.buffers())
     assert not list(model.parameters())
+
+
+def _stack(*thetas, windows=(None, None)):
+    blocks = {
+        name: {"mixer": {
+            "type": "attention", "n_heads": 2, "window": window,
+            "position": {"type": "rope", "theta": theta, "fraction": 0.5 if name == "a" else 1.0},
+        }}
+        for name, theta, window in zip("ab", thetas, windows, strict=True)
+    }
+    config = LanguageModelConfig(vocab_size=17, d_model=16, pattern="a b a b", blocks=blocks)
+    return config.build(BuildContext(d_model=16, param_dtype=torch.float64)).eval()
+
+
+@pytest.fixture
+def tables(monkeypatch):
+    """The dtype of every table that is made."""
+    made = []
+    table = Rope.table
+
+    def counted(self, positions, dtype, **options):
+        made.append(dtype)
+        return table(self, positions, dtype, **options)
+
+    monkeypatch.setattr(Rope, "table", counted)
+    return made
+
+
+def test_layers_of_a_call_make_a_table_once(tables):
+    """One for each kind of position, with a state or without, and none is kept for the next call."""
+    model, ids = _stack(10.0, 100.0, windows=(None, 3)), torch.randint(17, (2, 7))
+    with torch.no_grad():
+        whole = model(ids).logits
+        assert len(tables) == 2
+        state = model.init_state(2)
+        for i in range(7):
+            out = model(ids[:, i : i + 1], state=state)
+            state = out.state
+            torch.testing.assert_close(out.logits[:, 0], whole[:, i], rtol=0, atol=1e-12)
+            assert len(tables) == 2 + 2 * (i + 1)
+    model(ids)
+    assert len(tables) == 16 + 4  # with gradients each layer makes its own: a graph would hold what is shared
+
+
+def test_rows_and_documents_of_other_lengths_share_no_table(tables):
+    model = _stack(10.0, 10.0)
+    ids = torch.randint(1, 17, (2, 6))
+    documents = Segments.from_ids(torch.tensor([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1]]))
+    with torch.no_grad():
+        got = model(ids, segments=documents, state=model.init_state(2))
+        torch.testing.assert_close(got.logits[:1, 2:5], model(ids[:1, 2:5]).logits, rtol=0, atol=1e-12)
+        after = model(ids[:, :2], state=got.state).logits  # rows of 3 and of 6 tokens go on
+        for row, before in enumerate((ids[:1, 2:5], ids[1:])):
+            alone = model(torch.cat([before, ids[row : row + 1, :2]], 1)).logits[:, -2:]
+            torch.testing.assert_close(after[row : row + 1], alone, rtol=0, atol=1e-12)
+
+
+def test_a_subclass_of_rope_makes_its_own_tables():
+    class Turned(Rope):
+        def frequencies(self, device, length=None):
+            return 2 * super().frequencies(device, length)
+
+    plain, turned = Rope(4, 10.0, False), Turned(4, 10.0, False)
+    assert plain.table_key() == Rope(4, 10.0, False).table_key() != Rope(4, 11.0, False).table_key()
+    assert turned.table_key() is None
 
 
 @pytest.mark.parametrize(("head_dim", "fraction"), [(5, 1.0), (6, 0.5), (2, 0.5)])

@@ -64,6 +64,8 @@ class Fixed(StateLeaf):
         check_rows(self.length, data)
         length = advanced_length(self.length, segments, n_tokens)
         new = type(self)(data, length, past, past_length, constant=self.constant, max_len=self.max_len)
+        known = self.known_length() if segments is None else None
+        new._knowing(None if known is None else known + n_tokens)
         self._die(*data.values(), *self.constant.values())
         return new
 

@@ -11,7 +11,17 @@ from torch import Tensor
 
 from hybridtf.core.errors import LengthError, StateError
 from hybridtf.core.segments import Segments
-from hybridtf.core.states.leaf import StateLeaf, advanced_length, check_rows, gather_rows, like, per_row, refuse, resize
+from hybridtf.core.states.leaf import (
+    StateLeaf,
+    advanced_length,
+    check_rows,
+    empty_slots,
+    gather_rows,
+    like,
+    per_row,
+    refuse,
+    resize,
+)
 
 
 class Growing(StateLeaf):
@@ -43,7 +53,7 @@ class Growing(StateLeaf):
         ``dtypes``: of those that are not held in ``dtype``."""
         slots = max_len or 0
         data = {
-            k: torch.zeros(batch_size, slots, *shape, dtype=dtypes.get(k, dtype), device=device) for k, shape in shapes.items()
+            k: empty_slots(batch_size, slots, shape, dtype=dtypes.get(k, dtype), device=device) for k, shape in shapes.items()
         }
         length = torch.zeros(batch_size, dtype=torch.int64, device=device)
         if sparse:
@@ -135,7 +145,7 @@ class Growing(StateLeaf):
         if where is not None:
             steps = torch.arange(t, device=length.device) + self.length[:, None]
             new = {**new, "position": steps if segments is None else segments.positions(self.length)}
-        begin = self._shared_start() if chosen is None else None
+        begin = self.shared_length() if chosen is None else None
         capacity = self._capacity_for(stop, t, begin)
         in_place = self.static and not torch.is_grad_enabled() and not any(v.requires_grad for v in self.data.values())
         if in_place and begin is not None:
@@ -147,19 +157,15 @@ class Growing(StateLeaf):
             if in_place:
                 data = {name: old.copy_(data[name]) for name, old in self.data.items()}
         out = Growing(data, length, static=self.static, count=None if where is None else stop, max_len=self.max_len)
+        out._knowing(None if begin is None else begin + t)
         self._die(*data.values())
         return out
-
-    def _shared_start(self) -> int | None:
-        """The slot that all rows go on from, where it is one and may be asked for."""
-        known = self.untouched and self.batch_size and not torch.compiler.is_compiling()
-        return 0 if known else self.shared_length()
 
     def _check_names(self, new: Mapping[str, Tensor], where: Tensor | None) -> None:
         if (where is not None) != self.sparse:
             raise StateError("a sparse state needs to be told which tokens to hold (where=), and a dense one holds them all")
-        expected = set(self.data) - ({"position"} if self.sparse else set())
-        if set(new) != expected:
+        expected = self.data.keys() - {"position"} if self.sparse else self.data.keys()
+        if new.keys() != expected:
             raise StateError(f"this state holds {', '.join(sorted(expected))}; it was given {', '.join(sorted(new))}")
 
     def _capacity_for(self, stop: Tensor, t: int, begin: int | None) -> int:

@@ -9,7 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ class StateLeaf(ABC):
     def __init__(self, data: Mapping[str, Tensor], length: Tensor, *, max_len: int | None = None) -> None:
         self._data: dict[str, Tensor] | None = dict(data)
         self._length = length
+        self._shared: int | Literal["unequal"] | None = None  # None: not read yet
         self.max_len = max_len
         """What ``init_state`` was given: the length declared for the documents, which every move keeps. None: none was."""
 
@@ -75,13 +76,31 @@ class StateLeaf(ABC):
         return self._length.size(0)
 
     def shared_length(self) -> int | None:
-        """The length of all rows where it is one and may be asked for (a host read: never while compiling)."""
-        if torch.compiler.is_compiling() or not self.batch_size:
+        """The length of all rows where it is one and may be asked for: never while a graph is made, which would keep it. What
+        a call leaves knows it from what it was given, so that decoding reads no device."""
+        if torch.compiler.is_compiling() or not self.batch_size or (self._length.is_cuda and _captured()):
             return None
+        if self._shared is None:
+            self._shared = self._read_shared()
+        return self._shared if isinstance(self._shared, int) else None
+
+    def known_length(self) -> int | None:
+        """:meth:`shared_length`, where nothing has to be read."""
+        known = not torch.compiler.is_compiling() and (self.untouched or isinstance(self._shared, int))
+        return self.shared_length() if known else None
+
+    def _read_shared(self) -> int | Literal["unequal"]:
+        if self.untouched:
+            return 0
         if self.batch_size == 1:
             return int(self.length)
         first, last = torch.stack(torch.aminmax(self.length)).tolist()  # one wait for a device
-        return int(first) if first == last else None
+        return int(first) if first == last else "unequal"
+
+    def _knowing(self, length: int | None) -> Self:
+        """This leaf, told the length of all its rows by what made it."""
+        self._shared = length
+        return self
 
     def nbytes(self) -> int:
         """Bytes allocated by the data (lengths not counted)."""
@@ -114,27 +133,27 @@ class StateLeaf(ABC):
 
     def reorder(self, index: Tensor) -> Self:
         """Rows ``index`` (n) in that order; a repeated index gives independent copies. The old leaf stays alive."""
-        return self._rebuild(lambda t: t.index_select(0, index.to(t.device)))
+        return self._rebuild(lambda t: t.index_select(0, index.to(t.device)))._knowing(self.known_length())
 
     def clone(self) -> Self:
         """An independent copy; gradients flow through it."""
-        return self._rebuild(torch.clone)
+        return self._rebuild(torch.clone)._knowing(self.known_length())
 
     def snapshot(self) -> Self:
         """An independent, detached copy: what :meth:`restore` brings back however often."""
-        return self._rebuild(lambda t: t.detach().clone())
+        return self._rebuild(lambda t: t.detach().clone())._knowing(self.known_length())
 
     restore = clone
 
     def detach(self) -> Self:
         """The same memory without its graph (truncated backpropagation); consumes this leaf."""
-        new = self._rebuild(torch.Tensor.detach)
+        new = self._rebuild(torch.Tensor.detach)._knowing(self.known_length())
         self._die(*new.data.values())
         return new
 
     def to(self, device: torch.device | str) -> Self:
         """Moved to ``device``; dtypes stay."""
-        return self._rebuild(lambda t: t.to(device))
+        return self._rebuild(lambda t: t.to(device))._knowing(self.known_length())
 
     def with_tensors(self, tensors: Iterable[Tensor]) -> Self:
         """The same leaf over other tensors, in the order of :meth:`every_tensor`."""
@@ -171,6 +190,10 @@ class StateLeaf(ABC):
                 if t.is_floating_point() and not t.requires_grad and t.untyped_storage().data_ptr() not in alive:
                     t.fill_(float("nan"))
         self._data = None
+
+
+def _captured() -> bool:
+    return torch.cuda.is_current_stream_capturing()
 
 
 def refuse(reason: str | None) -> None:
@@ -214,8 +237,19 @@ def gather_rows(value: Tensor, index: Tensor) -> Tensor:
     return value[torch.arange(len(index), device=index.device)[:, None], index]
 
 
+def empty_slots(
+    batch_size: int, slots: int, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device | str
+) -> Tensor:
+    """(b s ...) zeros; where a token has heads (h ...), each head's slots lie side by side in memory, so that a query reads
+    its keys in one run: two to three times as fast in a step of decoding as keys that are strewn among other heads'."""
+    if len(shape) < 2:
+        return torch.zeros(batch_size, slots, *shape, dtype=dtype, device=device)
+    return torch.zeros(batch_size, shape[0], slots, *shape[1:], dtype=dtype, device=device).transpose(1, 2)
+
+
 def resize(value: Tensor, capacity: int) -> Tensor:
-    if value.shape[1] >= capacity:
+    b, slots, *shape = value.shape
+    if slots >= capacity:
         return value[:, :capacity]
-    pad = value.new_zeros(value.shape[0], capacity - value.shape[1], *value.shape[2:])
-    return torch.cat([value, pad], dim=1)
+    wide = empty_slots(b, capacity, tuple(shape), dtype=value.dtype, device=value.device)
+    return torch.slice_scatter(wide, value, 1, 0, slots)

@@ -10,7 +10,17 @@ from torch import Tensor
 
 from hybridtf.core.errors import StateError
 from hybridtf.core.segments import Segments
-from hybridtf.core.states.leaf import StateLeaf, advanced_length, check_rows, gather_rows, like, per_row, refuse, ring_positions
+from hybridtf.core.states.leaf import (
+    StateLeaf,
+    advanced_length,
+    check_rows,
+    empty_slots,
+    gather_rows,
+    like,
+    per_row,
+    refuse,
+    ring_positions,
+)
 
 
 class Ring(StateLeaf):
@@ -34,7 +44,7 @@ class Ring(StateLeaf):
         max_len: int | None = None, dtype: torch.dtype, device: torch.device | str,
     ) -> Ring:
         """No tokens yet, with ``window + keep`` slots, whatever ``max_len``. ``shapes``: of one token's tensor, by name."""
-        data = {k: torch.zeros(batch_size, window + keep, *s, dtype=dtype, device=device) for k, s in shapes.items()}
+        data = {k: empty_slots(batch_size, window + keep, s, dtype=dtype, device=device) for k, s in shapes.items()}
         length = torch.zeros(batch_size, dtype=torch.int64, device=device)
         leaf = cls(data, length, window=window, oldest=length.clone(), max_len=max_len)
         leaf.untouched = True
@@ -92,37 +102,41 @@ class Ring(StateLeaf):
 
     def push(self, new: Mapping[str, Tensor], segments: Segments | None, *, keep: int = 0) -> Ring:
         """Add the call's tokens (b t ...) of the row's last document and keep the last ``window + keep``; consumes."""
-        if set(new) != set(self.data):
+        if new.keys() != self.data.keys():
             raise StateError(f"this state holds {', '.join(sorted(self.data))}; it was given {', '.join(sorted(new))}")
         check_rows(self.length, new)
         t = next(iter(new.values())).shape[1]
         length = advanced_length(self.length, segments, t)
         ring = self if self.capacity >= self.window + keep else self._widen(self.window + keep)
-        source = torch.arange(t, device=length.device).expand(len(length), -1)
         start, oldest = ring.length, ring.oldest
         if segments is not None:
-            source = torch.argsort(~segments.in_last, dim=1, stable=True)
             start = torch.where(segments.keeps_state, start, torch.zeros_like(start))
             oldest = torch.where(segments.keeps_state, oldest, torch.zeros_like(oldest))
+        begin = self.shared_length() if segments is None else None
         oldest = torch.maximum(oldest, length - ring.capacity)
         in_place = not torch.is_grad_enabled() and not any(old.requires_grad for old in ring.data.values())
         data = ring.data
         if t == 1 and in_place:
-            data = ring._write_one(new, start, segments)
+            data = ring._write_one(new, start, begin, segments)
         elif t:
             wanted = ring_positions(length, ring.capacity)
             fresh = (wanted >= start[:, None]) & (wanted >= 0)
+            source = torch.arange(t, device=length.device).expand(len(length), -1)
+            if segments is not None:
+                source = torch.argsort(~segments.in_last, dim=1, stable=True)
             index = source.gather(1, (wanted - start[:, None]).clamp(0, t - 1))
             data = {k: torch.where(like(fresh, old), gather_rows(new[k].to(old.dtype), index), old) for k, old in data.items()}
             if in_place:
                 data = {k: old.copy_(data[k]) for k, old in ring.data.items()}
         out = Ring(data, length, window=self.window, oldest=oldest, max_len=self.max_len)
+        out._knowing(None if begin is None else begin + t)
         self._die(*data.values())
         return out
 
-    def _write_one(self, new: Mapping[str, Tensor], start: Tensor, segments: Segments | None) -> dict[str, Tensor]:
+    def _write_one(
+        self, new: Mapping[str, Tensor], start: Tensor, begin: int | None, segments: Segments | None
+    ) -> dict[str, Tensor]:
         """In place, one token a row into its slot; a pad leaves what was there. Decoding must not copy the whole window."""
-        begin = self.shared_length() if segments is None else None
         if begin is not None:
             for name, old in self.data.items():
                 old[:, begin % self.capacity].copy_(new[name][:, 0])

@@ -20,7 +20,7 @@ from hybridtf.nn.positions.scaling import (
     YarnScaling,
 )
 from hybridtf.nn.positions.sinusoidal import SinusoidalPosition, SinusoidalPositionConfig
-from hybridtf.nn.positions.told import token_positions, told, told_at
+from hybridtf.nn.positions.told import shared_tables, token_positions, told, told_at
 from hybridtf.nn.positions.xpos import XPos, XPosConfig
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "XPos",
     "XPosConfig",
     "YarnScaling",
+    "shared_tables",
     "token_positions",
     "told",
     "told_at",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 import torch
@@ -67,6 +68,7 @@ class Rope(QueryKeyPosition):
         self.width, self.theta, self.interleaved = width, theta, interleaved
         self.scaling, self.max_seq_len = scaling, max_seq_len
         self.factor = 1.0 if scaling is None else scaling.magnitude(max_seq_len)
+        self._key = ("rope", width, theta, max_seq_len, repr(scaling))
         follows = "nothing" if scaling is None else scaling.follows
         self.uses_max_len, self.uses_lengths = follows == "declared", follows == "running"
         if self.uses_lengths:
@@ -96,15 +98,28 @@ class Rope(QueryKeyPosition):
 
     def forward(self, x: Tensor, table: Rotation) -> Tensor:
         cos, sin = table
-        rotated, passed = x[..., : self.width].to(cos.dtype), x[..., self.width :]
+        whole = x.shape[-1] == self.width
+        rotated = x if whole else x[..., : self.width]
+        rotated = rotated if x.dtype == cos.dtype else rotated.to(cos.dtype)
+        half = self.width // 2
         if self.interleaved:
             a, b = rotated[..., 0::2], rotated[..., 1::2]
-            out = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
+            out = torch.stack([_turned(a, b, cos, sin, -1), _turned(b, a, cos, sin, 1)], dim=-1).flatten(-2)
         else:
-            a, b = rotated.chunk(2, dim=-1)
-            out = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
-        return torch.cat([out.to(x.dtype), passed], dim=-1) if passed.shape[-1] else out.to(x.dtype)
+            a, b = rotated[..., :half], rotated[..., half:]
+            out = torch.cat([_turned(a, b, cos, sin, -1), _turned(b, a, cos, sin, 1)], dim=-1)
+        out = out if x.dtype == out.dtype else out.to(x.dtype)
+        return out if whole else torch.cat([out, x[..., self.width :]], dim=-1)
+
+    def table_key(self) -> Hashable:
+        # A subclass may make another table of the same options.
+        return None if self.uses_lengths or type(self) is not Rope else self._key
 
     def extra_repr(self) -> str:
         scaling = "" if self.scaling is None else f", scaling={self.scaling.to_dict()}"
         return f"width={self.width}, theta={self.theta}, interleaved={self.interleaved}{scaling}"
+
+
+def _turned(x: Tensor, other: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+    """x cos + sign other sin."""
+    return torch.addcmul(x * cos, other, sin, value=sign)

@@ -12,7 +12,7 @@ from hybridtf.ops.attention.few import attention_few
 from hybridtf.ops.attention.mask import AttentionMask, check_inputs
 from hybridtf.ops.attention.sdpa import (
     FEW,
-    attention_sdpa,
+    checked_sdpa,
     is_linear,
     is_lower_right,
     refusal,
@@ -27,7 +27,7 @@ _MASK_LIMIT_GPU = 2**24
 _SCORE_LIMIT_CPU = 2**19
 _SCORE_LIMIT_GPU = 2**24
 
-_FORMS = {"sdpa": attention_sdpa, "few": attention_few, "banded": attention_banded, "blockwise": attention_blockwise}
+_FORMS = {"sdpa": checked_sdpa, "few": attention_few, "banded": attention_banded, "blockwise": attention_blockwise}
 
 
 def attention_torch(

@@ -31,6 +31,13 @@ def attention_sdpa(
     refused = refusal(mask)
     if refused is not None:
         raise KernelError(f"attention: scaled_dot_product_attention has no {refused}")
+    return checked_sdpa(q, k, v, mask, scale=scale, dropout_p=dropout_p)
+
+
+def checked_sdpa(
+    q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, *, scale: float | None = None, dropout_p: float = 0.0
+) -> Tensor:
+    """:func:`attention_sdpa` of a call that is known to be one for it."""
     options: dict[str, Any] = {"scale": q.shape[3] ** -0.5 if scale is None else scale, "dropout_p": dropout_p}
     simple = simple_mask(q, k, mask)
     if simple is None:
@@ -40,6 +47,8 @@ def attention_sdpa(
 
 def refusal(mask: AttentionMask) -> str | None:
     """The feature that keeps this mask from ``scaled_dot_product_attention``, or None."""
+    if mask.softcap is mask.slopes is mask.sinks is mask.q_decay is mask.rel_q:
+        return None
     features = {
         "softcap": mask.softcap, "slopes": mask.slopes, "sinks": mask.sinks, "decay": mask.q_decay, "relative": mask.rel_q,
     }
@@ -78,7 +87,8 @@ def call_sdpa(
         # The only backend of the CPU that does not write out t x s scores wants equal widths: zeros change nothing.
         wide = max(wide, narrow)
         q, k, v = (torch.nn.functional.pad(x, (0, wide - x.shape[3])) for x in (q, k, v))
-    heads, keys, values = (x.to(q.dtype).transpose(1, 2) for x in (q, k, v))
+    heads = q.transpose(1, 2)
+    keys, values = ((x if x.dtype == q.dtype else x.to(q.dtype)).transpose(1, 2) for x in (k, v))
     folded = q.shape[1] <= FEW and q.shape[2] != k.shape[2] and not is_causal
     if folded:
         # Heads that share keys become queries of one head, so that few queries read each key once, not h / g times.
@@ -95,7 +105,8 @@ def call_sdpa(
         )
     if folded:
         out = out.reshape(q.shape[0], q.shape[2], q.shape[1], out.shape[3])
-    return out.transpose(1, 2)[..., :narrow]
+    out = out.transpose(1, 2)
+    return out if out.shape[3] == narrow else out[..., :narrow]
 
 
 def _written_out(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, options: dict[str, Any]) -> Tensor:
