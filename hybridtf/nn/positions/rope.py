@@ -49,10 +49,12 @@ class RopeConfig(PositionConfig):
 
 
 class Rotation(NamedTuple):
-    """cos and sin of each pair's angle, (b t 1 half), times the attention factor."""
+    """What turns pairs, which lie along an axis of two: the second last, or the last where neighbours are pairs."""
 
     cos: Tensor
+    """(b t 1 1 half) or (b t 1 half 1): of each pair's angle, times the attention factor."""
     sin: Tensor
+    """(b t 1 2 half) or (b t 1 half 2): the same, negative for the first of a pair."""
 
 
 class Rope(QueryKeyPosition):
@@ -66,6 +68,7 @@ class Rope(QueryKeyPosition):
     ) -> None:
         super().__init__()
         self.width, self.theta, self.interleaved = width, theta, interleaved
+        self.pair_axis = -1 if interleaved else -2
         self.scaling, self.max_seq_len = scaling, max_seq_len
         self.factor = 1.0 if scaling is None else scaling.magnitude(max_seq_len)
         self._key = ("rope", width, theta, max_seq_len, repr(scaling))
@@ -94,7 +97,8 @@ class Rope(QueryKeyPosition):
         cos, sin = angle.cos(), angle.sin()
         if self.factor != 1.0:
             cos, sin = cos * self.factor, sin * self.factor
-        return Rotation(cos.to(dtype), sin.to(dtype))
+        cos, sin = cos.to(dtype), sin.to(dtype)
+        return Rotation(cos.unsqueeze(self.pair_axis), torch.stack([-sin, sin], dim=self.pair_axis))
 
     def forward(self, x: Tensor, table: Rotation) -> Tensor:
         cos, sin = table
@@ -102,12 +106,9 @@ class Rope(QueryKeyPosition):
         rotated = x if whole else x[..., : self.width]
         rotated = rotated if x.dtype == cos.dtype else rotated.to(cos.dtype)
         half = self.width // 2
-        if self.interleaved:
-            a, b = rotated[..., 0::2], rotated[..., 1::2]
-            out = torch.stack([_turned(a, b, cos, sin, -1), _turned(b, a, cos, sin, 1)], dim=-1).flatten(-2)
-        else:
-            a, b = rotated[..., :half], rotated[..., half:]
-            out = torch.cat([_turned(a, b, cos, sin, -1), _turned(b, a, cos, sin, 1)], dim=-1)
+        pairs = rotated.view(*rotated.shape[:-1], *((half, 2) if self.interleaved else (2, half)))
+        # (a, b) cos + (b, a) (-sin, sin)
+        out = torch.addcmul(pairs * cos, pairs.flip(self.pair_axis), sin).flatten(-2)
         out = out if x.dtype == out.dtype else out.to(x.dtype)
         return out if whole else torch.cat([out, x[..., self.width :]], dim=-1)
 
@@ -118,8 +119,3 @@ class Rope(QueryKeyPosition):
     def extra_repr(self) -> str:
         scaling = "" if self.scaling is None else f", scaling={self.scaling.to_dict()}"
         return f"width={self.width}, theta={self.theta}, interleaved={self.interleaved}{scaling}"
-
-
-def _turned(x: Tensor, other: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
-    """x cos + sign other sin."""
-    return torch.addcmul(x * cos, other, sin, value=sign)
