@@ -175,6 +175,50 @@ def test_a_call_written_into_its_state() -> None:
         overwrite(*({"h": Fixed({"h": torch.zeros(1, n)}, torch.tensor([1]))} for n in (1, 2)))
 
 
+def test_a_state_that_was_written_over_goes_on_from_where_it_now_is() -> None:
+    """Whatever it knew of its length before: steps written in place, and rows of other lengths that came in."""
+    with torch.no_grad():
+        state = own_memory(_after(3))
+        for i in range(3):
+            assert state["growing"].shared_length() == 3 + i
+            overwrite(state, _one_more(state, 3.0 + i))
+        assert rowwise(state, 0) == rowwise(_after(6), 0)
+        both = own_memory(concat_rows([_after(3), _after(3)]))
+        assert both["ring"].shared_length() == 3
+        write_rows(both, torch.tensor([1]), _after(5))
+        assert both["growing"].shared_length() is None
+        both = _one_more(both, 9.0)
+        for row, n in enumerate((3, 5)):
+            assert rowwise(both, row) == rowwise(_one_more(_after(n), 9.0), 0)
+
+
+def _after(n: int) -> Any:
+    x, where = torch.arange(n, dtype=F64)[None], {"dtype": F64, "device": "cpu"}
+    growing, ring = Growing.empty(1, {"k": ()}, max_len=9, **where), Ring.empty(1, {"u": ()}, window=4, **where)
+    return {"growing": growing.append({"k": x}, None), "ring": ring.push({"u": x}, None)}
+
+
+def _one_more(state: Any, value: float) -> Any:
+    x = torch.full((state["ring"].batch_size, 1), value, dtype=F64)
+    return {"growing": state["growing"].append({"k": x}, None), "ring": state["ring"].push({"u": x}, None)}
+
+
+def test_what_is_side_by_side_in_memory_stays_so() -> None:
+    where: dict[str, Any] = {"dtype": F64, "device": "cpu"}
+    x = {"k": torch.randn(2, 3, 3, 4, dtype=F64)}
+    with torch.no_grad():
+        growing = Growing.empty(2, {"k": (3, 4)}, max_len=8, **where).append(x, None)
+        ring = Ring.empty(2, {"k": (3, 4)}, window=5, **where).push(x, None)
+        moved = [
+            *leaves(own_memory((growing, ring))), *(leaf.reorder(torch.tensor([1, 0, 0])) for leaf in (growing, ring)),
+            *leaves(concat_rows([(growing, ring), (growing, ring)])), ring.push(x, None, keep=3),
+        ]
+    assert len(moved) == 7
+    for leaf in moved:
+        assert leaf["k"].transpose(1, 2).is_contiguous()
+    assert torch.equal(moved[2]["k"], growing["k"][[1, 0, 0]])
+
+
 def test_room_is_made_in_a_copy() -> None:
     state = state_of(2, 3)
     roomy = with_room(state, 10)
@@ -199,7 +243,7 @@ def test_own_memory_is_shared_by_nothing() -> None:
     state = own_memory((Fixed({"h": x}, length), Fixed({"h": x}, length)))
     tensors = [t for leaf in leaves(state) for t in leaf.every_tensor()]
     assert len({t.data_ptr() for t in tensors}) == 4
-    assert all(t.is_contiguous() for t in tensors)
+    assert all(t.untyped_storage().nbytes() == t.numel() * t.element_size() for t in tensors)  # dense
     assert torch.equal(leaves(state)[0]["h"], x)
 
 

@@ -31,6 +31,15 @@ def test_the_text_is_that_of_eager_decoding(pattern, backend):
             assert generate(model, PROMPTS, fast, batch_size=batch_size) == generate(model, PROMPTS, plain)
 
 
+@pytest.mark.parametrize("pattern", ["a", "w"])
+def test_a_step_that_is_not_compiled_after_all_writes_where_it_should(pattern):
+    """Eager code reads lengths that a step has written over."""
+    model, fast = tiny_model(pattern), GenerationConfig(**SAMPLING, compile=True, compile_backend="eager")
+    with torch.compiler.set_stance("force_eager"):
+        found = generate(model, PROMPTS[:1], fast)
+    assert found == generate(model, PROMPTS[:1], GenerationConfig(**SAMPLING))
+
+
 @pytest.mark.slow
 def test_the_text_is_that_of_eager_decoding_with_inductor():
     model = tiny_model("m a w")

@@ -143,6 +143,25 @@ def test_rows_and_documents_of_other_lengths_share_no_table(tables):
             torch.testing.assert_close(after[row : row + 1], alone, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("head_dim", [4, 8])
+def test_neighbours_and_halves_are_turned_in_one_stack(head_dim):
+    blocks = {
+        name: {"mixer": {
+            "type": "attention", "n_heads": 2, "head_dim": head_dim, "position": {"type": "rope", "interleaved": name == "b"},
+        }}
+        for name in "ab"
+    }
+    config = LanguageModelConfig(vocab_size=17, d_model=16, pattern="a b a b", blocks=blocks)
+    model, ids = config.build(BuildContext(d_model=16, param_dtype=torch.float64)).eval(), torch.randint(17, (2, 7))
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, model_with_gradients(model, ids), rtol=0, atol=1e-12)
+
+
+def model_with_gradients(model, ids):
+    with torch.enable_grad():
+        return model(ids).logits.detach()
+
+
 def test_a_subclass_of_rope_makes_its_own_tables():
     class Turned(Rope):
         def frequencies(self, device, length=None):

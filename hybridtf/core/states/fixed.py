@@ -36,7 +36,7 @@ class Fixed(StateLeaf):
     ) -> Self:
         """No tokens yet, all zero. ``shapes``: the shape of one row's tensor, by name."""
         data = {k: torch.zeros(batch_size, *shape, dtype=dtype, device=device) for k, shape in shapes.items()}
-        return cls(data, torch.zeros(batch_size, dtype=torch.int64, device=device), max_len=max_len)
+        return cls(data, torch.zeros(batch_size, dtype=torch.int64, device=device), max_len=max_len)._knowing(0)
 
     def __getitem__(self, name: str) -> Tensor:
         data = self.data

@@ -77,7 +77,8 @@ class StateLeaf(ABC):
 
     def shared_length(self) -> int | None:
         """The length of all rows where it is one and may be asked for: never while a graph is made, which would keep it. What
-        a call leaves knows it from what it was given, so that decoding reads no device."""
+        a call leaves knows it from what it was given, so that decoding reads no device. Who writes lengths in place says so
+        (:meth:`was_written`)."""
         if torch.compiler.is_compiling() or not self.batch_size or (self._length.is_cuda and _captured()):
             return None
         if self._shared is None:
@@ -85,7 +86,7 @@ class StateLeaf(ABC):
         return self._shared if isinstance(self._shared, int) else None
 
     def known_length(self) -> int | None:
-        """:meth:`shared_length`, where nothing has to be read."""
+        """:meth:`shared_length` where nothing has to be read for it, else None."""
         known = not torch.compiler.is_compiling() and (self.untouched or isinstance(self._shared, int))
         return self.shared_length() if known else None
 
@@ -96,6 +97,12 @@ class StateLeaf(ABC):
             return int(self.length)
         first, last = torch.stack(torch.aminmax(self.length)).tolist()  # one wait for a device
         return int(first) if first == last else "unequal"
+
+    def was_written(self) -> None:
+        """Told by who wrote over its tensors in place: the leaf forgets what it knew of them."""
+        self._shared = None
+        if self.untouched:
+            self.untouched = False
 
     def _knowing(self, length: int | None) -> Self:
         """This leaf, told the length of all its rows by what made it."""
@@ -133,7 +140,10 @@ class StateLeaf(ABC):
 
     def reorder(self, index: Tensor) -> Self:
         """Rows ``index`` (n) in that order; a repeated index gives independent copies. The old leaf stays alive."""
-        return self._rebuild(lambda t: t.index_select(0, index.to(t.device)))._knowing(self.known_length())
+        def rows(tensor: Tensor) -> Tensor:
+            return in_memory_order(lambda parts: parts[0].index_select(0, index.to(tensor.device)), (tensor,))
+
+        return self._rebuild(rows)._knowing(self.known_length())
 
     def clone(self) -> Self:
         """An independent copy; gradients flow through it."""
@@ -193,6 +203,7 @@ class StateLeaf(ABC):
 
 
 def _captured() -> bool:
+    """A CUDA graph is being recorded: what the host reads now would be read once and for all."""
     return torch.cuda.is_current_stream_capturing()
 
 
@@ -241,10 +252,17 @@ def empty_slots(
     batch_size: int, slots: int, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device | str
 ) -> Tensor:
     """(b s ...) zeros; where a token has heads (h ...), each head's slots lie side by side in memory, so that a query reads
-    its keys in one run: two to three times as fast in a step of decoding as keys that are strewn among other heads'."""
+    its keys in one run: with 16 heads and 2048 tokens twice as fast as keys that are strewn among other heads'."""
     if len(shape) < 2:
         return torch.zeros(batch_size, slots, *shape, dtype=dtype, device=device)
     return torch.zeros(batch_size, shape[0], slots, *shape[1:], dtype=dtype, device=device).transpose(1, 2)
+
+
+def in_memory_order(fn: Callable[[Sequence[Tensor]], Tensor], tensors: Sequence[Tensor]) -> Tensor:
+    """``fn`` of tensors (b s ...), which works on rows alone, with what is side by side in memory kept so."""
+    swapped = all(t.ndim > 3 and t.stride(2) > t.stride(1) for t in tensors)
+    out = fn([t.transpose(1, 2) for t in tensors] if swapped else tensors)
+    return out.transpose(1, 2) if swapped else out
 
 
 def resize(value: Tensor, capacity: int) -> Tensor:

@@ -112,9 +112,11 @@ class Ring(StateLeaf):
         if segments is not None:
             start = torch.where(segments.keeps_state, start, torch.zeros_like(start))
             oldest = torch.where(segments.keeps_state, oldest, torch.zeros_like(oldest))
-        begin = self.shared_length() if segments is None else None
         oldest = torch.maximum(oldest, length - ring.capacity)
         in_place = not torch.is_grad_enabled() and not any(old.requires_grad for old in ring.data.values())
+        begin = None  # worth a read for one token alone
+        if segments is None:
+            begin = self.shared_length() if t == 1 and in_place else self.known_length()
         data = ring.data
         if t == 1 and in_place:
             data = ring._write_one(new, start, begin, segments)
@@ -156,5 +158,6 @@ class Ring(StateLeaf):
         data = {}
         for name, old in self.data.items():
             value = gather_rows(old, index)
-            data[name] = torch.where(like(held, value), value, torch.zeros_like(value))
+            wide = empty_slots(len(value), capacity, tuple(value.shape[2:]), dtype=value.dtype, device=value.device)
+            data[name] = torch.slice_scatter(wide, torch.where(like(held, value), value, torch.zeros_like(value)), 1)
         return type(self)(data, self.length, window=self.window, oldest=self.oldest, max_len=self.max_len)

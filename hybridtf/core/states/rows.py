@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hybridtf.core.errors import RowsError, StateError
 from hybridtf.core.states.growing import Growing
-from hybridtf.core.states.leaf import StateLeaf
+from hybridtf.core.states.leaf import StateLeaf, in_memory_order
 from hybridtf.core.states.whole import OwnClock, State, is_leaf, leaves, map_state
 
 
@@ -40,6 +40,7 @@ def write_rows(state: State, index: Tensor, rows: State) -> None:
             _check_tensor(path, old[:1], new[:1])
             _check_rows(path, index.shape[0], new)
             old.index_copy_(0, index.to(old.device), new)
+    _written(state)
 
 
 def overwrite(state: State, new: State) -> None:
@@ -55,6 +56,12 @@ def overwrite(state: State, new: State) -> None:
                 _check_tensor(path, old, value)
                 _check_rows(path, old.shape[0], value)
                 old.copy_(value)
+    _written(state)
+
+
+def _written(state: State) -> None:
+    for leaf in leaves(state):
+        leaf.was_written()
 
 
 def with_room(state: State, max_len: int) -> State:
@@ -70,10 +77,8 @@ def with_room(state: State, max_len: int) -> State:
 
 
 def own_memory(state: State) -> State:
-    """A copy in which no two tensors share memory and all are contiguous, as states with fixed addresses must be."""
-    return map_state(
-        lambda leaf: leaf.with_tensors([t.clone(memory_format=torch.contiguous_format) for t in leaf.every_tensor()]), state
-    )
+    """A copy in which no two tensors share memory and all are dense, as states with fixed addresses must be."""
+    return map_state(lambda leaf: leaf.with_tensors([t.clone() for t in leaf.every_tensor()]), state)
 
 
 def _matched(first: State, other: State) -> list[StateLeaf]:
@@ -96,7 +101,7 @@ def _joined(column: tuple[StateLeaf, ...]) -> StateLeaf:
     for tensors in parts:
         for tensor in tensors:
             _check_tensor(type(column[0]).__name__, tensors[0][:1], tensor[:1])
-    return alike[0].with_tensors([torch.cat(tensors) for tensors in parts])
+    return alike[0].with_tensors([in_memory_order(torch.cat, tensors) for tensors in parts])
 
 
 def _pairs(state: State, other: State) -> list[tuple[str, list[Tensor], list[Tensor]]]:

@@ -69,9 +69,10 @@ class Rope(QueryKeyPosition):
         super().__init__()
         self.width, self.theta, self.interleaved = width, theta, interleaved
         self.pair_axis = -1 if interleaved else -2
+        """Where the two of a pair lie, of (... 2 half) or (... half 2)."""
         self.scaling, self.max_seq_len = scaling, max_seq_len
+        self.scaling_key = repr(scaling)
         self.factor = 1.0 if scaling is None else scaling.magnitude(max_seq_len)
-        self._key = ("rope", width, theta, max_seq_len, repr(scaling))
         follows = "nothing" if scaling is None else scaling.follows
         self.uses_max_len, self.uses_lengths = follows == "declared", follows == "running"
         if self.uses_lengths:
@@ -114,7 +115,9 @@ class Rope(QueryKeyPosition):
 
     def table_key(self) -> Hashable:
         # A subclass may make another table of the same options.
-        return None if self.uses_lengths or type(self) is not Rope else self._key
+        if self.uses_lengths or type(self) is not Rope:
+            return None
+        return ("rope", self.width, self.theta, self.interleaved, self.max_seq_len, self.scaling_key)
 
     def extra_repr(self) -> str:
         scaling = "" if self.scaling is None else f", scaling={self.scaling.to_dict()}"

@@ -59,8 +59,6 @@ class AttentionMask:
             raise ConfigError(f"attention mask: window counts the token itself: at least 1; got {self.window}")
         if self.softcap is not None and not self.softcap > 0:
             raise ConfigError(f"attention mask: softcap must be positive, or None for no cap; got {self.softcap}")
-        if self.q_ids is self.k_ids is self.q_pos is self.k_pos is self.q_decay is self.k_decay is self.rel_q is self.rel_bank:
-            return  # all are None
         pairs = (
             ("q_ids", self.q_ids, "k_ids", self.k_ids), ("q_pos", self.q_pos, "k_pos", self.k_pos),
             ("q_decay", self.q_decay, "k_decay", self.k_decay), ("rel_q", self.rel_q, "rel_bank", self.rel_bank),
