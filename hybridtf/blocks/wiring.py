@@ -149,7 +149,7 @@ class Wiring(Block):
 
     def _norm(self, site: str, x: Tensor) -> Tensor:
         norm = self._modules.get(site)  # an attribute that is not there is slow to miss
-        return x if norm is None else norm(x)  # type: ignore[no-any-return]
+        return x if norm is None else norm(x)
 
     def scaled(self, branch: str, y: Tensor) -> Tensor:
         """The output of a branch as it is added: scaled, and dropped in training."""

@@ -101,7 +101,7 @@ def _joined(column: tuple[StateLeaf, ...]) -> StateLeaf:
     for tensors in parts:
         for tensor in tensors:
             _check_tensor(type(column[0]).__name__, tensors[0][:1], tensor[:1])
-    return alike[0].with_tensors([in_memory_order(torch.cat, tensors) for tensors in parts])
+    return alike[0].with_tensors([in_memory_order(lambda ts: torch.cat(list(ts)), tensors) for tensors in parts])
 
 
 def _pairs(state: State, other: State) -> list[tuple[str, list[Tensor], list[Tensor]]]:

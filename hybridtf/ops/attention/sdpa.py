@@ -47,8 +47,6 @@ def checked_sdpa(
 
 def refusal(mask: AttentionMask) -> str | None:
     """The feature that keeps this mask from ``scaled_dot_product_attention``, or None."""
-    if mask.softcap is mask.slopes is mask.sinks is mask.q_decay is mask.rel_q:
-        return None
     features = {
         "softcap": mask.softcap, "slopes": mask.slopes, "sinks": mask.sinks, "decay": mask.q_decay, "relative": mask.rel_q,
     }
