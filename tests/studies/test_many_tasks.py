@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hybridtf.core import BuildContext
 from hybridtf.cost.parameters import parameter_counts
@@ -115,6 +116,14 @@ def test_the_space_that_is_published_holds_the_stacks_of_the_study() -> None:
     names = {stack.name for stack in space.stacks}
     assert {"p w a", "m m a", "d w a, d.mixer.allow_neg_eigval=true", "d w a, d.mixer.allow_neg_eigval=false"} <= names
     assert "a m a" not in names
+
+
+def test_every_stack_of_that_space_has_the_parameters_that_its_search_asks_for() -> None:
+    """At the width that it is written in, so that none fails for want of one: every seventh, all blocks among them."""
+    space = load_space("studies/one_stack/layers")
+    for stack in list(space.stacks)[::7]:
+        model = space.recipe(stack).model.build(BuildContext(d_model=64, device=torch.device("meta")))
+        assert abs(parameter_counts(model)["total"] / 150_000 - 1) < 0.01, stack.name
 
 
 @pytest.mark.slow
