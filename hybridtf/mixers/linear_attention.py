@@ -39,6 +39,7 @@ from hybridtf.nn import (
     token_positions,
     told,
 )
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.ssd import normalised, with_ones
 
 
@@ -187,7 +188,7 @@ class LinearAttention(RecurrentMixer):
         q = q.unflatten(2, (-1, shared))  # [b, t, g, r, n]
         if t == 1:
             _, S = self.ssd(q[:, :, :, 0], k, v, log_a, segments=segments, **given)
-            with torch.autocast(q.device.type, enabled=False):
+            with no_autocast(q.device):
                 y = (q[:, 0] @ S).flatten(1, 2)[:, None]
             return y if segments is None else y.masked_fill(~segments.real[..., None, None], 0), S
         # The op reads a state once a token. Query heads that share one take turns: each token becomes as many, of which

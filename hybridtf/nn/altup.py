@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, NormConfig, ParamSpec, init
 from hybridtf.nn.norms import accumulation_dtype
-from hybridtf.ops.attention.mask import no_autocast
+from hybridtf.ops.autocast import no_autocast
 
 
 class AlternatingUpdates(nn.Module):

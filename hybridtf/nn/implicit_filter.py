@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, ParamSpec, init
 from hybridtf.nn.norms import accumulation_dtype
+from hybridtf.ops.autocast import no_autocast
 
 
 class ImplicitFilter(nn.Module):
@@ -51,7 +52,7 @@ class ImplicitFilter(nn.Module):
 
     def forward(self, n_taps: int) -> Tensor:
         """The first ``n_taps`` taps (c w), float32 at least."""
-        with torch.autocast(self.freq.device.type, enabled=False):
+        with no_autocast(self.freq.device):
             dtype = accumulation_dtype(self.freq.dtype)
             places = torch.arange(n_taps, device=self.freq.device, dtype=dtype)
             share = places / max(self.max_len - 1, 1)

@@ -13,6 +13,7 @@ from torch import Generator, Tensor, nn
 from hybridtf.core import BuildContext, ParamSpec, Segments
 from hybridtf.core.init import Init
 from hybridtf.nn.norms import accumulation_dtype
+from hybridtf.ops.autocast import no_autocast
 
 NO_BOUND = -(2.0**23)
 """Below every exponent: the stabiliser of a document that has no key yet. Whole numbers up to its size are exact in float32."""
@@ -56,7 +57,7 @@ class RandomFeatures(nn.Module):
     def exponents(self, x: Tensor) -> Tensor:
         """w.x - |x|^2 / 2 of ``x`` (b t h k), (b t h n), in float32 at least."""
         x = x.to(accumulation_dtype(x.dtype))
-        with torch.autocast(x.device.type, enabled=False):
+        with no_autocast(x.device):
             return x @ self.directions.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2
 
 

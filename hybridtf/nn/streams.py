@@ -26,7 +26,7 @@ from torch import Generator, Tensor, nn
 
 from hybridtf.core import BuildContext, NormConfig, ParamSpec, init
 from hybridtf.nn.norms import RMSNorm, accumulation_dtype
-from hybridtf.ops.attention.mask import no_autocast
+from hybridtf.ops.autocast import no_autocast
 
 
 class Connected(NamedTuple):

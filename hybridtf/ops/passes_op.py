@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from hybridtf.core.segments import Segments
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.flop_formulas import register_useful
 from hybridtf.ops.gradients import count_flops, first_order
 
@@ -99,7 +100,7 @@ class PassesOp:
         masks = (None, None, None) if segments is None else (segments.real, segments.effective, segments.carried)
         # Views, since the compiler refuses one tensor in two places.
         given = [None if x is None else x.view_as(x) for x in (*timed, *fixed)]
-        with torch.autocast(states[0].device.type, enabled=False):
+        with no_autocast(states[0].device):
             if torch.is_grad_enabled():
                 apply: Any = self.function.apply
                 y, *rest = apply(*given, *masks, *options, *states)
@@ -184,8 +185,7 @@ class _Form:
             return forward(self.call(inputs), *inputs[self.n_call :])
 
         def run_backward(*inputs: Any) -> list[Tensor]:
-            device = inputs[-2].device.type
-            with torch.autocast("cpu" if device == "meta" else device, enabled=False):
+            with no_autocast(inputs[-2].device):
                 return backward(self.call(inputs), *inputs[self.n_call :])
 
         return run_forward, run_backward

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from hybridtf.core import BuildContext, NormConfig, ParamSpec, init, raw_weight
 from hybridtf.nn import accumulation_dtype
+from hybridtf.ops.autocast import no_autocast
 
 
 def wide_linear(linear: nn.Linear, x: Tensor, narrow: torch.dtype) -> Tensor:
     """``linear`` of x in float32 at least: a choice between near scores must not hang on rounding to bfloat16. One that is no
     plain projection any more is called, in ``narrow``."""
     wide, weight = accumulation_dtype(x.dtype), raw_weight(linear)
-    with torch.autocast(x.device.type, enabled=False):
+    with no_autocast(x.device):
         if weight is not None:
             bias = linear.bias
             return F.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide))

@@ -19,7 +19,8 @@ from torch import Tensor
 from hybridtf.ops.attention.bias import RelativeRows, decay_of
 from hybridtf.ops.attention.blocks import plan_blocks
 from hybridtf.ops.attention.flops import register_formulas
-from hybridtf.ops.attention.mask import AttentionMask, Tile, accumulate_dtype, check_inputs, no_autocast
+from hybridtf.ops.attention.mask import AttentionMask, Tile, accumulate_dtype, check_inputs
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.gradients import with_backward
 from hybridtf.ops.spans import by_device
 

@@ -15,7 +15,8 @@ from torch.nn.attention.bias import causal_lower_right
 
 from hybridtf.core.errors import KernelError
 from hybridtf.core.kernels import KernelRequest
-from hybridtf.ops.attention.mask import AttentionMask, check_inputs, no_autocast, whole
+from hybridtf.ops.attention.mask import AttentionMask, check_inputs, whole
+from hybridtf.ops.autocast import no_autocast
 
 _REFUSED = ("softcap", "sinks", "slopes", "prefix", "window", "decay", "relative")
 _MAX_HEAD_DIM_CUDA = 256

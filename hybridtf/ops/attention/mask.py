@@ -5,7 +5,6 @@ Axes: b batch, t queries, s keys, h query heads.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -120,15 +119,6 @@ def _shapes(*tensors: Tensor) -> str:
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype that softmax and its sums run in: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Autocast off, on devices that have it (meta has none)."""
-    if not torch.amp.is_autocast_available(device.type):
-        return nullcontext()
-    if not torch.compiler.is_compiling() and not torch.is_autocast_enabled(device.type):
-        return nullcontext()  # a context that changes nothing costs as much as a small product
-    return torch.autocast(device.type, enabled=False)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,8 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from hybridtf.ops.attention.mask import AttentionMask, Tile, no_autocast, whole
+from hybridtf.ops.attention.mask import AttentionMask, Tile, whole
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.spans import by_device
 
 # Scores of a chunk (b h queries s): what was fastest on a CPU, and enough to fill a GPU (a guess).

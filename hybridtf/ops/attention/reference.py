@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from hybridtf.ops.attention.bias import RelativeRows, decay_of
-from hybridtf.ops.attention.mask import AttentionMask, accumulate_dtype, check_inputs, no_autocast, whole
+from hybridtf.ops.attention.mask import AttentionMask, accumulate_dtype, check_inputs, whole
+from hybridtf.ops.autocast import no_autocast
 
 
 def attention_reference(

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
 from hybridtf.core.errors import KernelError
-from hybridtf.ops.attention.mask import AttentionMask, check_inputs, no_autocast, whole
+from hybridtf.ops.attention.mask import AttentionMask, check_inputs, whole
+from hybridtf.ops.autocast import no_autocast
 
 FEW = 8
 """Up to here a call counts as few queries over many keys (decode, verification of drafts): linear in length however it

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from hybridtf.core.errors import KernelError
 from hybridtf.core.kernels import KernelRequest
-from hybridtf.ops.attention.mask import AttentionMask, Tile, accumulate_dtype, check_inputs, no_autocast
+from hybridtf.ops.attention.mask import AttentionMask, Tile, accumulate_dtype, check_inputs
 from hybridtf.ops.attention.sdpa import refusal
+from hybridtf.ops.autocast import no_autocast
 
 _TILE = 64
 

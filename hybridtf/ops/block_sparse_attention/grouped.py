@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybridtf.ops.attention.mask import accumulate_dtype, no_autocast
+from hybridtf.ops.attention.mask import accumulate_dtype
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.block_sparse_attention.candidates import Lists, Marks, lists_of, positions
 from hybridtf.ops.block_sparse_attention.flops import register_formulas
 from hybridtf.ops.block_sparse_attention.groups import Groups, by_block, by_position

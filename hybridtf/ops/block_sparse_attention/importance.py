@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from hybridtf.core.errors import ConfigError
-from hybridtf.ops.attention.mask import accumulate_dtype, no_autocast
+from hybridtf.ops.attention.mask import accumulate_dtype
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.spans import by_device
 
 _BUDGET_CPU, _BUDGET_GPU = 2**20, 2**26

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.documents import memory_shape, start_state, state_dtype
 from hybridtf.ops.dplr.shapes import check
 from hybridtf.ops.dplr.spans import NAMES, span, span_length
@@ -29,7 +29,7 @@ def dplr_chunked(
     check(k, v, log_w, u, r, q=q, initial_state=initial_state, segments=segments, chunk_size=chunk_size)
     state = start_state(initial_state, memory_shape(k, v), v, state_dtype(q, k, v, log_w, u, r), segments)
     if v.shape[1] == 1:
-        with torch.autocast(v.device.type, enabled=False):
+        with no_autocast(v.device):
             return dplr_step(q, k, v, log_w, u, r, state, segments)
     y, (last,) = _OP((q, k, v, log_w, u, r), (), (chunk_size,), segments, (state,))
     return y, last

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.documents import state_dtype
 from hybridtf.ops.dplr.maps import chunk_maps
 from hybridtf.ops.dplr.shapes import check
@@ -29,7 +30,7 @@ def dplr_summary(
     total = (torch.eye(n, dtype=dtype, device=k.device).expand(b, h, n, n), v.new_zeros(b, h, n, p, dtype=dtype))
     if not k.shape[1]:
         return total
-    with torch.autocast(v.device.type, enabled=False):
+    with no_autocast(v.device):
         tokens, documents = in_chunks(Call(timed, {}, {"chunk_size": chunk_size}, masks))
         maps = chunk_maps(tokens, documents)
         of_chunks = (z.unflatten(0, tokens.k.shape[:3]).unbind(1) for z in (maps.A, maps.B))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.documents import memory_shape, start_state, state_dtype
 from hybridtf.ops.gated_delta_rule.inverse import unit_inverse
 from hybridtf.ops.gated_delta_rule.layout import in_chunks, with_documents
@@ -35,7 +36,7 @@ def gated_delta_rule_chunked(
     check(k, v, beta, log_a, q=q, initial_state=initial_state, segments=segments, chunk_size=chunk_size)
     state = start_state(initial_state, memory_shape(k, v), v, state_dtype(q, k, v, beta, log_a), segments)
     if v.shape[1] == 1:
-        with torch.autocast(v.device.type, enabled=False):
+        with no_autocast(v.device):
             return gated_delta_rule_step(q, k, v, beta, log_a, state, segments)
     y, (last,) = _OP((q, k, v, beta, log_a), (), (chunk_size,), segments, (state,))
     return y, last

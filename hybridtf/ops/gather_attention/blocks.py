@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from hybridtf.core.errors import ConfigError
-from hybridtf.ops.attention.mask import accumulate_dtype, no_autocast
+from hybridtf.ops.attention.mask import accumulate_dtype
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.block_sparse_attention import Places
 from hybridtf.ops.gather_attention.choose import _latest_of_best
 from hybridtf.ops.spans import by_device

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from hybridtf.ops.attention.mask import accumulate_dtype, no_autocast
+from hybridtf.ops.attention.mask import accumulate_dtype
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.block_sparse_attention import Places
 from hybridtf.ops.gather_attention.chosen import _check_indexer
 from hybridtf.ops.spans import by_device

@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from hybridtf.ops.attention.mask import accumulate_dtype, no_autocast
+from hybridtf.ops.attention.mask import accumulate_dtype
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.gradients import autograd_inside, count_flops, first_order
 from hybridtf.ops.spans import by_device
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
-from hybridtf.ops.attention.mask import accumulate_dtype, no_autocast
+from hybridtf.ops.attention.mask import accumulate_dtype
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.block_sparse_attention import Places
 from hybridtf.ops.gather_attention.shapes import check_call, outside_of, placed, slots_of
 

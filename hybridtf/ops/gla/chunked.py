@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.documents import memory_shape, start_state, state_dtype
 from hybridtf.ops.gla.shapes import DecayOf, check
 from hybridtf.ops.gla.spans import gla_span
@@ -31,7 +32,7 @@ def gla_chunked(
     )
     state = start_state(initial_state, memory_shape(k, v), v, state_dtype(q, k, v, log_a, bonus), segments)
     if v.shape[1] == 1:
-        with torch.autocast(v.device.type, enabled=False):
+        with no_autocast(v.device):
             return gla_step(q, k, v, log_a, bonus, state, segments, decay)
     y, (last,) = _op((q, k, v, log_a), (bonus,), (chunk_size, decay == "values"), segments, (state,))
     return y, last

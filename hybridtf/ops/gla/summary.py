@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.documents import log_steps, mask_pads, state_dtype
 from hybridtf.ops.gla.shapes import DecayOf, check
 
@@ -21,7 +22,7 @@ def gla_summary(
     """
     check(k, v, log_a, segments=segments, decay=decay)
     dtype = state_dtype(k, v, log_a)
-    with torch.autocast(v.device.type, enabled=False):
+    with no_autocast(v.device):
         steps = log_steps(log_a, segments, torch.float64)
         # What still follows each token, itself left out, so that every exponent is at most 0.
         after = steps.flip(1).cumsum(1).flip(1)

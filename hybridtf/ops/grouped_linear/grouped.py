@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from hybridtf.core.kernels import KernelRequest
-from hybridtf.ops.attention.mask import no_autocast
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.grouped_linear.blocks import linear_blocks, outer_blocks
 from hybridtf.ops.grouped_linear.rows import is_few, linear_rows
 from hybridtf.ops.grouped_linear.shapes import check, group_ids

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.grouped_linear.shapes import check
 
 
@@ -20,7 +21,7 @@ def grouped_linear_reference(x: Tensor, weight: Tensor, ends: Tensor, bias: Tens
     """
     check(x, weight, ends, bias)
     parts, start = [], 0
-    with torch.autocast(x.device.type, enabled=False):
+    with no_autocast(x.device):
         for group, end in enumerate(ends.tolist()):
             part = x[start:end] @ weight[group].to(x.dtype)
             parts.append(part if bias is None else part + bias[group].to(x.dtype))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from hybridtf.core.segments import Segments
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.documents import state_dtype
 from hybridtf.ops.linear_scan.flops import backward_flops, forward_flops
 from hybridtf.ops.linear_scan.passes import backward, forward
@@ -30,7 +31,7 @@ def linear_scan_chunked(
     """
     args = check(u, log_a, a, initial_state, segments)
     shape = args.u[0].shape
-    with torch.autocast(args.u[0].device.type, enabled=False):
+    with no_autocast(args.u[0].device):
         state = start_parts(args)
         if shape[1] == 1:
             h, last = linear_scan_step(args, state)

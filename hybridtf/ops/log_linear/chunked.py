@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.documents import log_steps, mask_pads, state_dtype
 from hybridtf.ops.log_linear.levels import level, levels_after
 from hybridtf.ops.log_linear.shapes import LogLinearState, check, counts, start_levels
@@ -29,7 +30,7 @@ def log_linear_chunked(
     check(q, k, v, log_a, level_scales, initial_state, segments, chunk_size)
     dtype, t = state_dtype(q, k, v, log_a, level_scales), v.shape[1]
     S, start = start_levels(initial_state, k, v, level_scales, dtype, segments)
-    with torch.autocast(v.device.type, enabled=False):
+    with no_autocast(v.device):
         if t == 1:
             return log_linear_step(q, k, v, log_a, level_scales, (S, start), segments)
         count = counts(start, t, segments)

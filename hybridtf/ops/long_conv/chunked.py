@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.documents import state_dtype
 from hybridtf.ops.long_conv.blocks import convolve, documents
 from hybridtf.ops.long_conv.shapes import check, joined
@@ -28,7 +29,7 @@ def long_conv_chunked(
     One token with a past costs one product for each earlier token. Second derivatives raise :class:`KernelError`.
     """
     check(x, weight, past, past_length, segments)
-    with torch.autocast(x.device.type, enabled=False):
+    with no_autocast(x.device):
         if x.shape[1] == 1 and past is not None and past_length is not None:
             return long_conv_step(x, weight, past, past_length, segments)
         tokens, whose = joined(x, past, past_length, segments)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.documents import log_steps, start_state, state_dtype
 from hybridtf.ops.mesa.shapes import check, state_shape
 from hybridtf.ops.mesa.solve import solve
@@ -34,7 +35,7 @@ def mesa_chunked(
     check(q, k, v, beta, log_a, ridge, initial_state, segments, chunk_size, n_steps)
     dtype = state_dtype(q, k, v, beta, log_a, ridge)
     state = start_state(initial_state, state_shape(k, v), v, dtype, segments)
-    with torch.autocast(v.device.type, enabled=False):
+    with no_autocast(v.device):
         if v.shape[1] == 1:
             return mesa_step(q, k, v, beta, log_a, ridge, state, segments, n_steps)
         y, (last,) = _op(

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.ops.attention.bias import decay_of
-from hybridtf.ops.attention.mask import AttentionMask, Tile, accumulate_dtype, no_autocast
+from hybridtf.ops.attention.mask import AttentionMask, Tile, accumulate_dtype
 from hybridtf.ops.attention.query_chunks import by_query_chunks
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.path_attention.reference import attended, check_path
 
 _KEYS = 64

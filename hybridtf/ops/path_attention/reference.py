@@ -7,7 +7,8 @@ from torch import Tensor
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.ops.attention.bias import decay_of
-from hybridtf.ops.attention.mask import AttentionMask, accumulate_dtype, check_inputs, no_autocast, whole
+from hybridtf.ops.attention.mask import AttentionMask, accumulate_dtype, check_inputs, whole
+from hybridtf.ops.autocast import no_autocast
 
 
 def path_attention_reference(

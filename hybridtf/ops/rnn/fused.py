@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from hybridtf.core.segments import Segments
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.documents import state_dtype
 from hybridtf.ops.rnn.flops import backward_flops, forward_flops
 from hybridtf.ops.rnn.loops import run
@@ -34,7 +35,7 @@ def rnn_fused(
     )
     dtype = state_dtype(x, weight_hh, weight_ih)
     weights = widened(weight_hh, weight_ih, bias_ih, bias_hh, dtype)
-    with torch.autocast(x.device.type, enabled=False):
+    with no_autocast(x.device):
         state = start_cell(initial_state, cell, x, weights.width, dtype, segments)
         if x.shape[1] == 1:
             y, state = rnn_step(cell, x.to(dtype), weights, state, segments)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.documents import mask_pads, state_dtype
 from hybridtf.ops.rnn.shapes import Cell, State, check, start_cell, widened
 from hybridtf.ops.rnn.step import cell_step, input_share
@@ -39,7 +40,7 @@ def rnn_reference(
     dtype = state_dtype(x, weight_hh, weight_ih)
     weights = widened(weight_hh, weight_ih, bias_ih, bias_hh, dtype)
     out = []
-    with torch.autocast(x.device.type, enabled=False):
+    with no_autocast(x.device):
         state = start_cell(initial_state, cell, x, weights.width, dtype, segments)
         real = starts = None
         if segments is not None:

@@ -7,10 +7,10 @@ Axes: b batch, t time, c channels, g groups, n states a channel, r rows (b g).
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.documents import start_state, state_dtype
 from hybridtf.ops.selective_scan.blocks import by_row
 from hybridtf.ops.selective_scan.flops import backward_flops, forward_flops
@@ -33,7 +33,7 @@ def selective_scan_chunked(
     dtype = state_dtype(x, dt, A, B, C)
     state = start_state(initial_state, (x.shape[0], *A.shape), x, dtype, segments)
     B, C = by_group(B), by_group(C)
-    with torch.autocast(x.device.type, enabled=False):
+    with no_autocast(x.device):
         if x.shape[1] == 1:
             return selective_scan_step(x, dt, A, B, C, D, state, segments)
         (b, c, n), g = state.shape, B.shape[2]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.documents import mask_pads, state_dtype
 from hybridtf.ops.selective_scan.chunked import selective_scan_chunked
 from hybridtf.ops.selective_scan.shapes import check
@@ -22,7 +23,7 @@ def selective_scan_summary(
     """
     check(x, dt, A, B, segments=segments, chunk_size=chunk_size)
     dtype = state_dtype(x, dt, A, B)
-    with torch.autocast(x.device.type, enabled=False):
+    with no_autocast(x.device):
         total = mask_pads(dt, segments).double().sum(1)
         decay = (total[..., None] * A.double()).exp().to(dtype)
         if segments is not None:

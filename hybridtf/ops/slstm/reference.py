@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.documents import mask_pads
 from hybridtf.ops.slstm.cell import cell
 from hybridtf.ops.slstm.shapes import STATES, masked, start
@@ -35,7 +36,7 @@ def slstm_reference(
     state = start(x, weight_hh, initial_state, segments, chunk_size)
     dtype = state[0].dtype
     weight, out = weight_hh.to(dtype), []
-    with torch.autocast(x.device.type, enabled=False):
+    with no_autocast(x.device):
         for i, x_t in enumerate(masked(x, segments, dtype).unbind(1)):
             old = state
             if segments is not None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.documents import mask_pads
 from hybridtf.ops.passes_op import Call, States
 from hybridtf.ops.slstm.cell import cell
@@ -51,7 +52,7 @@ def slstm_scripted(
     if x.shape[1] != 1:
         y, state = _OP((given,), (weight,), (chunk_size,), segments, state)
         return y.to(x.dtype), dict(zip(STATES, state, strict=True))
-    with torch.autocast(x.device.type, enabled=False):
+    with no_autocast(x.device):
         new = cell(given[:, 0].transpose(0, 1), weight, *(s.transpose(0, 1) for s in state))
     # Laid out as it came, so that a compiler finds every step alike.
     after = tuple(s.transpose(0, 1).contiguous() for s in new)

@@ -7,10 +7,10 @@ Axes: b batch, t time, g groups, r heads a group, h = g r, n keys, p values.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.documents import log_steps, memory_shape, start_state, state_dtype
 from hybridtf.ops.passes_op import Call
 from hybridtf.ops.span_op import span_op
@@ -34,7 +34,7 @@ def ssd_chunked(
     check(k, v, log_a, q=q, initial_state=initial_state, segments=segments, chunk_size=chunk_size)
     dtype = state_dtype(q, k, v, log_a)
     state = start_state(initial_state, memory_shape(k, v), v, dtype, segments)
-    with torch.autocast(v.device.type, enabled=False):
+    with no_autocast(v.device):
         if v.shape[1] == 1:
             return ssd_step(q, k, v, log_a, state, segments)
         (b, h, n, p), g = state.shape, k.shape[2]

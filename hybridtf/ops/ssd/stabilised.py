@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.core.segments import Segments
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.documents import mask_pads, start_states, state_dtype
 from hybridtf.ops.ssd.chunked import ssd_chunked
 from hybridtf.ops.ssd.normaliser import with_ones
@@ -73,7 +74,7 @@ def stabilised_chunked(
     All exponentials are of numbers of at most 0, but for exp(-m) in the denominator, which may be infinite (y is 0 then).
     """
     dtype, state = _start(q, k, v, log_f, log_i, initial_state, segments, chunk_size)
-    with torch.autocast(v.device.type, enabled=False):
+    with no_autocast(v.device):
         units = _units(log_f, log_i, state["m"], segments, dtype)
         memory = state["S"] * (state["m"] - state["m"].detach()).exp()[..., None, None]
         values = with_ones(mask_pads(v, segments).to(dtype)) * units.weight[..., None]

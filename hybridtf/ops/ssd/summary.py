@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.documents import log_steps, mask_pads, state_dtype
 from hybridtf.ops.ssd.shapes import check
 
@@ -20,7 +21,7 @@ def ssd_summary(k: Tensor, v: Tensor, log_a: Tensor, *, segments: Segments | Non
     check(k, v, log_a, segments=segments)
     dtype = state_dtype(k, v, log_a)
     (b, t, g, n), (h, p) = k.shape, v.shape[2:]
-    with torch.autocast(v.device.type, enabled=False):
+    with no_autocast(v.device):
         steps = log_steps(log_a, segments, torch.float64)
         total = steps.sum(1)
         # What still follows each token, itself excluded: the sum of later steps, so that every exponent is at most 0.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hybridtf.core.errors import ConfigError
 from hybridtf.core.segments import Segments
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.documents import log_steps, mask_pads, start_states, state_dtype
 from hybridtf.ops.ssd.chunked import ssd_chunked
 from hybridtf.ops.ssd.shapes import check
@@ -69,7 +70,7 @@ def trapezoid_chunked(
     reads of itself is added.
     """
     dtype, state = _start(q, k, v, log_a, beta, gamma, initial_state, segments, chunk_size)
-    with torch.autocast(v.device.type, enabled=False):
+    with no_autocast(v.device):
         decay = log_steps(log_a, segments, dtype)
         beta, gamma, values = (mask_pads(x, segments).to(dtype) for x in (beta, gamma, v))
         keys = mask_pads(k, segments).to(dtype)

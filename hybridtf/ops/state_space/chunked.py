@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.documents import mask_pads
 from hybridtf.ops.passes_op import Call, Masks, States
 from hybridtf.ops.span_op import span_op
@@ -32,7 +33,7 @@ def state_space_chunked(
     """
     system = check(u, b, c, log_a, a, initial_state, segments, chunk_size)
     state = start_joined(u, system, initial_state, segments)
-    with torch.autocast(u.device.type, enabled=False):
+    with no_autocast(u.device):
         if u.shape[1] == 1:
             y, last = state_space_step(u, system, state, segments)
             return y, as_given(last, system)

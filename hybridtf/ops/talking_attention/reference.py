@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.errors import ConfigError
-from hybridtf.ops.attention.mask import AttentionMask, accumulate_dtype, check_inputs, no_autocast, whole
+from hybridtf.ops.attention.mask import AttentionMask, accumulate_dtype, check_inputs, whole
 from hybridtf.ops.attention.sdpa import refusal
+from hybridtf.ops.autocast import no_autocast
 
 
 def talking_attention_reference(

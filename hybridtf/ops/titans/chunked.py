@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.documents import log_steps, mask_pads, state_dtype
 from hybridtf.ops.mini_batches import places
 from hybridtf.ops.passes_op import Call
@@ -32,7 +33,7 @@ def titans_chunked(
     check(q, k, v, gates, M0, initial_state, segments, mini_batch, depth, d_hidden)
     dtype = state_dtype(q, k, v, *gates.values(), M0)
     state, first = start_state(initial_state, k, M0, dtype, segments), M0.to(dtype)
-    with torch.autocast(v.device.type, enabled=False):
+    with no_autocast(v.device):
         if v.shape[1] == 1:
             token = [mask_pads(x, segments)[:, 0].to(dtype) for x in (q, k, v, *gates.values())]
             y, new = titans_step(token, first, layer_shapes(k.shape[3], v.shape[3], depth, d_hidden), mini_batch, state)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.documents import mask_pads, state_dtype
 from hybridtf.ops.mini_batches import places
 from hybridtf.ops.passes_op import Call
@@ -32,7 +33,7 @@ def ttt_linear_chunked(
     dtype = state_dtype(q, k, v, lr, *fixed.values())
     state = start_memory(initial_state, k, dtype, segments)
     fixed = {name: x.to(dtype) for name, x in fixed.items()}
-    with torch.autocast(v.device.type, enabled=False):
+    with no_autocast(v.device):
         if v.shape[1] == 1:
             return _one(q, k, v, lr, fixed, eps, state, segments)
         place = places(v, len(scale), state["n"], segments)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from hybridtf.core.segments import Segments
+from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.documents import state_dtype
 from hybridtf.ops.span_op import span_op
 from hybridtf.ops.wkv.spans import span, span_length
@@ -30,7 +30,7 @@ def wkv_chunked(
     check(k, v, log_w, u, initial_state, segments, chunk_size)
     state = opened(initial_state, k, state_dtype(k, v, log_w, u), segments)
     if k.shape[1] == 1:
-        with torch.autocast(k.device.type, enabled=False):
+        with no_autocast(k.device):
             y, last = wkv_step(k, v, log_w, u, state, segments)
     else:
         y, found = _OP((k, v), (log_w, u), (chunk_size,), segments, tuple(state))
