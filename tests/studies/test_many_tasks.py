@@ -114,8 +114,8 @@ def test_numbers_of_one_recipe_are_told_apart_by_task() -> None:
 def test_the_space_that_is_published_holds_the_stacks_of_the_study() -> None:
     space = load_space("studies/one_stack/layers")
     names = {stack.name for stack in space.stacks}
-    assert {"p w a", "m m a", "d w a, d.mixer.allow_neg_eigval=true", "d w a, d.mixer.allow_neg_eigval=false"} <= names
-    assert len(names) == len(space.stacks) == 46
+    assert {"p w a, p.mixer.d_conv=1", "m m a", "d w a, d.mixer.d_conv=1"} <= names
+    assert len(names) == len(space.stacks) == 64
 
 
 def test_every_stack_of_that_space_has_the_parameters_that_its_search_asks_for() -> None:
