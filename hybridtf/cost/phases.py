@@ -245,11 +245,13 @@ def _aged(leaf: Any, length: int) -> Any:
     # Real even where the leaf has no memory: what a count is asked for.
     now = torch.full(leaf.length.shape, length, device="cpu" if leaf.length.is_meta else leaf.length.device)
     if isinstance(leaf, Growing):
-        count = torch.full_like(now, leaf.capacity) if leaf.sparse else None
-        return Growing(leaf.data, now, static=leaf.static, count=count, max_len=leaf.max_len)
+        if leaf.sparse:
+            count = torch.full_like(now, leaf.capacity)
+            return Growing(leaf.data, now, static=leaf.static, count=count, max_len=leaf.max_len)
+        return Growing(leaf.data, now, static=leaf.static, max_len=leaf.max_len).knowing(length)
     if isinstance(leaf, Ring):
         oldest = (now - leaf.capacity).clamp(min=0)
-        return Ring(leaf.data, now, window=leaf.window, oldest=oldest, max_len=leaf.max_len)
+        return Ring(leaf.data, now, window=leaf.window, oldest=oldest, max_len=leaf.max_len).knowing(length)
     if isinstance(leaf, Fixed):
-        return type(leaf)(leaf.data, now, max_len=leaf.max_len)
+        return type(leaf)(leaf.data, now, max_len=leaf.max_len).knowing(length)
     raise ConfigError(f"a state leaf of the class {type(leaf).__name__} is none that hybridtf knows")

@@ -36,7 +36,7 @@ class Fixed(StateLeaf):
     ) -> Self:
         """No tokens yet, all zero. ``shapes``: the shape of one row's tensor, by name."""
         data = {k: torch.zeros(batch_size, *shape, dtype=dtype, device=device) for k, shape in shapes.items()}
-        return cls(data, torch.zeros(batch_size, dtype=torch.int64, device=device), max_len=max_len)._knowing(0)
+        return cls(data, torch.zeros(batch_size, dtype=torch.int64, device=device), max_len=max_len).knowing(0)
 
     def __getitem__(self, name: str) -> Tensor:
         data = self.data
@@ -65,7 +65,7 @@ class Fixed(StateLeaf):
         length = advanced_length(self.length, segments, n_tokens)
         new = type(self)(data, length, past, past_length, constant=self.constant, max_len=self.max_len)
         known = self.known_length() if segments is None else None
-        new._knowing(None if known is None else known + n_tokens)
+        new.knowing(None if known is None else known + n_tokens)
         self._die(*data.values(), *self.constant.values())
         return new
 

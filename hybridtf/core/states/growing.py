@@ -157,7 +157,7 @@ class Growing(StateLeaf):
             if in_place:
                 data = {name: old.copy_(data[name]) for name, old in self.data.items()}
         out = Growing(data, length, static=self.static, count=None if where is None else stop, max_len=self.max_len)
-        out._knowing(None if begin is None else begin + t)
+        out.knowing(None if begin is None else begin + t)
         self._die(*data.values())
         return out
 

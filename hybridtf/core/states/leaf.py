@@ -104,8 +104,8 @@ class StateLeaf(ABC):
         if self.untouched:
             self.untouched = False
 
-    def _knowing(self, length: int | None) -> Self:
-        """This leaf, told the length of all its rows by what made it."""
+    def knowing(self, length: int | None) -> Self:
+        """This leaf, told the length of all its rows by what made it; None: it is to be read."""
         self._shared = length
         return self
 
@@ -143,27 +143,27 @@ class StateLeaf(ABC):
         def rows(tensor: Tensor) -> Tensor:
             return in_memory_order(lambda parts: parts[0].index_select(0, index.to(tensor.device)), (tensor,))
 
-        return self._rebuild(rows)._knowing(self.known_length())
+        return self._rebuild(rows).knowing(self.known_length())
 
     def clone(self) -> Self:
         """An independent copy; gradients flow through it."""
-        return self._rebuild(torch.clone)._knowing(self.known_length())
+        return self._rebuild(torch.clone).knowing(self.known_length())
 
     def snapshot(self) -> Self:
         """An independent, detached copy: what :meth:`restore` brings back however often."""
-        return self._rebuild(lambda t: t.detach().clone())._knowing(self.known_length())
+        return self._rebuild(lambda t: t.detach().clone()).knowing(self.known_length())
 
     restore = clone
 
     def detach(self) -> Self:
         """The same memory without its graph (truncated backpropagation); consumes this leaf."""
-        new = self._rebuild(torch.Tensor.detach)._knowing(self.known_length())
+        new = self._rebuild(torch.Tensor.detach).knowing(self.known_length())
         self._die(*new.data.values())
         return new
 
     def to(self, device: torch.device | str) -> Self:
         """Moved to ``device``; dtypes stay."""
-        return self._rebuild(lambda t: t.to(device))._knowing(self.known_length())
+        return self._rebuild(lambda t: t.to(device)).knowing(self.known_length())
 
     def with_tensors(self, tensors: Iterable[Tensor]) -> Self:
         """The same leaf over other tensors, in the order of :meth:`every_tensor`."""

@@ -131,7 +131,7 @@ class Ring(StateLeaf):
             if in_place:
                 data = {k: old.copy_(data[k]) for k, old in ring.data.items()}
         out = Ring(data, length, window=self.window, oldest=oldest, max_len=self.max_len)
-        out._knowing(None if begin is None else begin + t)
+        out.knowing(None if begin is None else begin + t)
         self._die(*data.values())
         return out
 
