@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,8 @@ from hybridtf.core.config import plugin_of
 from hybridtf.core.init import declared_specs
 from hybridtf.nn import DropPath
 
+T = TypeVar("T", SequenceMixer, ChannelMixer)
+
 
 class BranchResult:
     """Collects what the branches of one block leave behind: edges, losses, states."""
@@ -56,13 +58,13 @@ class Wiring(Block):
         self.channel_mixer: ChannelMixer | None = None
         if config.mixer is not None:
             self._add_norm("mixer_norm", "mixer", ctx)
-            self.mixer = config.mixer.build(self.inner("mixer", ctx).child("mixer"))
+            self.mixer = self._built("mixer", SequenceMixer, self.inner("mixer", ctx).child("mixer"))
             if self.mixer.causal_only and not ctx.causal:
                 raise ctx.error(f"mixer {config.mixer.type_name()!r} only looks back, and this stack is not causal")
             self._add_norm("mixer_post_norm", "mixer", ctx)
         if config.channel_mixer is not None:
             self._add_norm("channel_norm", "channel_mixer", ctx)
-            self.channel_mixer = config.channel_mixer.build(ctx.child("channel_mixer"))
+            self.channel_mixer = self._built("channel_mixer", ChannelMixer, ctx.child("channel_mixer"))
             self._add_norm("channel_post_norm", "channel_mixer", ctx)
         if config.learned_scale is not None:
             width = ctx.d_model if config.learned_scale.per == "channel" else 1
@@ -74,6 +76,13 @@ class Wiring(Block):
             self.stream_scale = nn.Parameter(torch.empty(1, **ctx.factory), requires_grad=learned)
         self.dropout = nn.Dropout(config.dropout)
         self.drop_path = DropPath(config.drop_path)
+
+    def _built(self, name: str, kind: type[T], ctx: BuildContext) -> T:
+        """The part of one branch. Raises :class:`PluginError` where its config builds something else."""
+        part = getattr(self.config, name).build(ctx)
+        if not isinstance(part, kind):
+            raise self._broken(name, f"must build a {kind.__name__}; it built {type(part).__name__}")
+        return part
 
     def inner(self, branch: str, ctx: BuildContext) -> BuildContext:
         """What a branch and the norm before it are built for."""
@@ -182,6 +191,8 @@ class Wiring(Block):
         result = part(x, **options)
         extra = part.extra_results()
         self._check_result(name, extra, x, result)
+        if result[1] is None and options["state"]:
+            raise self._broken(name, "was given a state and returned none: what it had seen would be forgotten")
         if extra:
             extras: Extras = result[2]
             seen.edges.update(extras.edges)

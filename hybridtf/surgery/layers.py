@@ -20,7 +20,7 @@ def parse_layers(text: str, n_layers: int) -> tuple[int, ...]:
         found.update(_part(part.strip(), n_layers))
     outside = [i for i in sorted(found) if i >= n_layers]
     if outside:
-        raise ConfigError(f"layers {text!r}: layer {outside[0]} is not there; the model has layers 0 to {n_layers - 1}")
+        raise ConfigError(f"layers {text!r}: the model has layers 0 to {n_layers - 1}, and not all of these")
     if not found:
         raise ConfigError(f"layers {text!r}: names none of the layers 0 to {n_layers - 1}")
     return tuple(sorted(found))

@@ -55,7 +55,7 @@ def test_what_a_person_sees(trained, tmp_path):
 
 
 @pytest.mark.parametrize(("options", "why"), [
-    (["--layers", "4", "--mixer", "delta_net"], "layer 4 is not there; the model has layers 0 to 3"),
+    (["--layers", "4", "--mixer", "delta_net"], "the model has layers 0 to 3, and not all of these"),
     (["--layers", "odd", "--mixer", "delta_net"], "'odd' is none of"),
     (["--layers", "1", "--mixer", "delta_nett"], "Did you mean 'delta_net'?"),
     (["--layers", "1", "--mixer", "{ type = delta_net }"], "is no TOML table"),

@@ -190,6 +190,22 @@ def test_a_mesh_is_refused_with_the_reason():
         config("a", {"a": ATTENTION}).build(BuildContext(d_model=8, mesh=object()))
 
 
+def test_a_mixer_that_forgets_its_state_is_named(monkeypatch):
+    model = build("a", {"a": ATTENTION})
+    mixer = type(model.stack.blocks()[0].mixer)
+    forward = mixer.forward
+    monkeypatch.setattr(mixer, "forward", lambda self, x, **k: (forward(self, x, **k)[0], None))
+    model(torch.tensor([[1, 2, 3]]))
+    with pytest.raises(PluginError, match=r"model\.blocks\.a\.mixer: .* was given a state and returned none"):
+        model(torch.tensor([[1, 2, 3]]), state=model.init_state(1))
+
+
+def test_a_config_that_builds_something_else_is_named(monkeypatch):
+    monkeypatch.setattr(WriterConfig, "build", lambda self, ctx: 5)
+    with pytest.raises(PluginError, match=r"blocks\.w\.mixer: 'writer' .*must build a SequenceMixer; it built int"):
+        build("w", {"w": {"mixer": WriterConfig()}})
+
+
 def test_a_mixer_that_returns_another_shape_is_named(monkeypatch):
     model = build("w", {"w": {"mixer": WriterConfig()}})
     forward = Writer.forward
