@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +32,6 @@ from hybridtf.core import (
 from hybridtf.core.config import plugin_of
 from hybridtf.core.init import declared_specs
 from hybridtf.nn import DropPath
-
-T = TypeVar("T", SequenceMixer, ChannelMixer)
-
 
 class BranchResult:
     """Collects what the branches of one block leave behind: edges, losses, states."""
@@ -77,7 +74,7 @@ class Wiring(Block):
         self.dropout = nn.Dropout(config.dropout)
         self.drop_path = DropPath(config.drop_path)
 
-    def _built(self, name: str, kind: type[T], ctx: BuildContext) -> T:
+    def _built(self, name: str, kind: Any, ctx: BuildContext) -> Any:
         """The part of one branch. Raises :class:`PluginError` where its config builds something else."""
         part = getattr(self.config, name).build(ctx)
         if not isinstance(part, kind):
