@@ -33,6 +33,7 @@ from hybridtf.core.config import plugin_of
 from hybridtf.core.init import declared_specs
 from hybridtf.nn import DropPath
 
+
 class BranchResult:
     """Collects what the branches of one block leave behind: edges, losses, states."""
 
