@@ -21,6 +21,7 @@ from hybridtf.ops.attention.blocks import plan_blocks
 from hybridtf.ops.attention.flops import register_formulas
 from hybridtf.ops.attention.mask import AttentionMask, Tile, accumulate_dtype, check_inputs
 from hybridtf.ops.autocast import no_autocast
+from hybridtf.ops.exponential import exp_
 from hybridtf.ops.gradients import with_backward
 from hybridtf.ops.spans import by_device
 
@@ -163,6 +164,12 @@ class _Tile:
             self.heads(raw).masked_fill_(hidden, -torch.inf)
         return raw, bent
 
+    def exp_(self, scores: Tensor) -> Tensor:
+        """In place. Where nothing is hidden and no bias grows with distance, scores are seldom so low that exp is slow."""
+        mask = self.call.mask
+        falls = self.partial or mask.slopes is not None or mask.q_decay is not None
+        return exp_(scores) if falls else scores.exp_()
+
     def kept(self, like: Tensor) -> Tensor | None:
         """Dropout factors of the tile's weights, the same whenever they are asked for; None: nothing is dropped."""
         call = self.call
@@ -204,7 +211,7 @@ def _forward_rows(call: _Call, q0: int, q1: int, tiles: list[_Tile]) -> tuple[Te
         higher = torch.maximum(top, scores.amax(-1, keepdim=True))
         # A row that has seen nothing yet has the maximum -inf; a number in its place keeps -inf - -inf out of the exponent.
         base = higher.clamp_min(torch.finfo(higher.dtype).min)
-        weights = scores.sub_(base).exp_()
+        weights = tile.exp_(scores.sub_(base))
         shrink = (top - base).exp()
         total.mul_(shrink).add_(weights.sum(-1, keepdim=True))
         kept = tile.kept(weights)
@@ -284,7 +291,7 @@ def _backward_tile(
     k, v = call.block(call.k, k0, k1), call.block(call.v, k0, k1)
     hidden = tile.hidden()
     scores, bent = tile.score(q @ k.mT, hidden)
-    weights = scores.sub_(logs).exp_()
+    weights = tile.exp_(scores.sub_(logs))
     dw = upper @ v.mT
     kept = tile.kept(weights)
     if kept is not None:

@@ -21,6 +21,7 @@ from hybridtf.ops.block_sparse_attention.flops import register_formulas
 from hybridtf.ops.block_sparse_attention.groups import Groups, by_block, by_position
 from hybridtf.ops.block_sparse_attention.parts import PARTS, clauses_of, earlier
 from hybridtf.ops.block_sparse_attention.rule import Places, SparseRule
+from hybridtf.ops.exponential import exp
 from hybridtf.ops.gradients import autograd_inside, with_backward
 from hybridtf.ops.spans import by_device
 
@@ -160,7 +161,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, dtype: 
     top = scores.detach().amax(-1, keepdim=True)
     # A query that sees nothing has the maximum -inf; 0 in its place keeps -inf - -inf out of the exponent.
     base = top.masked_fill(top == -torch.inf, 0.0)
-    weights = (scores - base).exp()
+    weights = exp(scores - base)
     total = weights.sum(-1, keepdim=True)
     alone = total == 0
     total = total.masked_fill(alone, 1.0)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hybridtf.ops.documents import state_dtype
-from hybridtf.ops.dplr.maps import Chunk, Documents, Tokens, chunk_maps
+from hybridtf.ops.dplr.maps import Documents, Tokens, chunk_maps
 from hybridtf.ops.passes_op import Call, Masks, States
 from hybridtf.ops.spans import chunk_length, chunks_at_once, power_of_two
 
@@ -27,22 +27,23 @@ def span_length(call: Call) -> int:
 def span(call: Call, state: States) -> tuple[Tensor, States]:
     """y (b t h p) and the state (b h k p) after a span."""
     tokens, documents = in_chunks(call)
-    maps = Chunk(*(z.unflatten(0, tokens.k.shape[:3]) for z in chunk_maps(tokens, documents)))
-    states, last = walk(maps.A, maps.B, state[0])
-    reads = maps.W @ states + maps.U
-    y = maps.Q @ states + maps.q_u @ reads + maps.Y
-    y = y.transpose(2, 3).flatten(1, 2)[:, : call.n_tokens]
-    return y.to(call["v"].dtype), (last,)
+    n, b, h = tokens.k.shape[:3]
+    maps = chunk_maps(tokens, documents)
+    before, last = _walk(*(z.unflatten(0, (n, b * h)) for z in (maps.A, maps.B)), state[0].flatten(0, 1))
+    before = before.flatten(0, 1)
+    reads = torch.baddbmm(maps.U, maps.W, before)
+    y = torch.baddbmm(torch.baddbmm(maps.Y, maps.Q, before), maps.q_u, reads)
+    y = y.unflatten(0, (n, b, h)).permute(1, 0, 3, 2, 4).flatten(1, 2)[:, : call.n_tokens]
+    return y.to(call["v"].dtype), (last.view(state[0].shape),)
 
 
-def walk(A: Tensor, B: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """States (b n h k p) before each chunk, and the one after the last; ``A`` (b n h k k), ``B`` (b n h k p)."""
+def _walk(A: Tensor, B: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """States (n, b h, k p) before each chunk, and the one after the last; ``A`` (n, b h, k k), ``B`` and ``state`` alike."""
     before = []
-    shape, now = state.shape, state.flatten(0, 1)
-    for a, b in zip(A.unbind(1), B.unbind(1), strict=True):
-        before.append(now.view(shape))
-        now = torch.baddbmm(b.flatten(0, 1), a.flatten(0, 1), now)
-    return torch.stack(before, 1), now.view(shape)
+    for a, b in zip(A.unbind(0), B.unbind(0), strict=True):
+        before.append(state)
+        state = torch.baddbmm(b, a, state)
+    return torch.stack(before), state
 
 
 def in_chunks(call: Call) -> tuple[Tokens, Documents | None]:
@@ -58,7 +59,7 @@ def in_chunks(call: Call) -> tuple[Tokens, Documents | None]:
             x = x.masked_fill(~masks.real[:, :, None, None], 0)
         x = F.pad(x.to(dtype), (0, 0, 0, 0, 0, missing))
         chunks: Tensor = x.unflatten(1, (-1, size))
-        return chunks.transpose(2, 3).contiguous()
+        return chunks.permute(1, 0, 3, 2, 4).contiguous()
 
     tokens = Tokens(**{name: chunked(call[name]) for name in NAMES})
     return tokens, None if masks is None else _documents(masks, missing, size)
@@ -68,5 +69,5 @@ def _documents(masks: Masks, missing: int, size: int) -> Documents:
     ids = masks.ids
     if missing:
         ids = torch.cat([ids, ids[:, -1:].expand(-1, missing)], 1)
-    chunks = ids.unflatten(1, (-1, size))
-    return Documents(chunks, torch.cat([masks.before[:, None], chunks[:, :-1, -1]], 1))
+    chunks = ids.unflatten(1, (-1, size)).transpose(0, 1)
+    return Documents(chunks, torch.cat([masks.before[None], chunks[:-1, :, -1]]))

@@ -33,7 +33,7 @@ def dplr_summary(
     with no_autocast(v.device):
         tokens, documents = in_chunks(Call(timed, {}, {"chunk_size": chunk_size}, masks))
         maps = chunk_maps(tokens, documents)
-        of_chunks = (z.unflatten(0, tokens.k.shape[:3]).unbind(1) for z in (maps.A, maps.B))
+        of_chunks = (z.unflatten(0, tokens.k.shape[:3]).unbind(0) for z in (maps.A, maps.B))
         for step in zip(*of_chunks, strict=True):
             total = dplr_combine(total, step)
     return total

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hybridtf.ops.exponential import exp
 from hybridtf.ops.gated_delta_rule.inverse import joined, padded_rows
 
 
@@ -32,14 +33,14 @@ class Scores(NamedTuple):
 def plain_scores(q: Tensor, k: Tensor, log_a: Tensor | None, n: int) -> Scores:
     """With one decay a head, or none: q (c b g 1 l k), k (c b g 1 L k), log_a (c b g r l 1)."""
     among, of_queries = k @ k.mT, q @ k.mT
-    lower = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).tril()
+    lower = torch.ones(q.shape[-2], q.shape[-2], dtype=q.dtype, device=q.device).tril()
     if log_a is None:
         return Scores(among, of_queries * lower.repeat_interleave(n, -1), None, None, q.new_ones(q.shape[0], 1, 1, 1, 1, 1))
     # Sums in float64, differences before rounding: in float32 weak decays after strong ones would lose their digits.
     sums = log_a.double().cumsum(-2)
-    pair = (sums - sums.mT).masked_fill(~lower, float("-inf")).to(q.dtype).exp().repeat_interleave(n, -1)
+    pair = (exp((sums - sums.mT).to(q.dtype) * lower) * lower).repeat_interleave(n, -1)
     last = sums[..., -1:, :]
-    before, after, total = (x.to(q.dtype).exp() for x in (sums, last - sums, last))
+    before, after, total = (exp(x.to(q.dtype)) for x in (sums, last - sums, last))
     return Scores(among * pair.repeat_interleave(n, -2), of_queries * pair, before, after, total)
 
 
@@ -63,12 +64,12 @@ def channel_scores(q: Tensor, k: Tensor, log_a: Tensor, n: int) -> Scores:
     for _ in range(padded_rows(rows).bit_length() - 1):
         size = into.shape[-2]
         (into_1, into_2), (out_1, out_2) = (x.unflatten(-3, (-1, 2)).unbind(-3) for x in (into, out))
-        left = keys.unflatten(-2, (-1, 2, size))[..., 0, :, :] * out_1.exp()
-        right = both.unflatten(-2, (-1, 2, size))[..., 1, :, :] * into_2.exp()
+        left = keys.unflatten(-2, (-1, 2, size))[..., 0, :, :] * exp(out_1)
+        right = both.unflatten(-2, (-1, 2, size))[..., 1, :, :] * exp(into_2)
         first, second = found.unflatten(-3, (-1, 2)).unbind(-3)
         found = joined(first, right @ left.mT, second)
         into = torch.cat([into_1, into_2 + into_1[..., -1:, :]], -2)
         out = torch.cat([out_1 + into_2[..., -1:, :], out_2], -2)
     among, of_queries = found.squeeze(-3)[..., :rows, :rows]
-    before, after = (x.squeeze(-3)[..., :rows, :][..., n - 1 :: n, :].exp() for x in (into, out))
+    before, after = (exp(x.squeeze(-3)[..., :rows, :][..., n - 1 :: n, :]) for x in (into, out))
     return Scores(among, of_queries[..., n - 1 :: n, :], before, after, before[..., -1:, :].mT)

@@ -11,6 +11,7 @@ from torch import Tensor
 from hybridtf.core.segments import Segments
 from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.documents import log_steps, mask_pads, state_dtype
+from hybridtf.ops.exponential import exp
 from hybridtf.ops.log_linear.levels import level, levels_after
 from hybridtf.ops.log_linear.shapes import LogLinearState, check, counts, start_levels
 from hybridtf.ops.log_linear.step import log_linear_step
@@ -74,7 +75,7 @@ def _within(call: Call, q: Tensor, k: Tensor, v: Tensor, scales: Tensor, steps: 
     if call.masks is not None:
         pairs = pairs & (call.masks.ids[:, :, None] == call.masks.ids[:, None, :])
     levels = level(index[:, :, None] - 1, index[:, None, :] - 1, scales.shape[-1])
-    decay = (steps[..., :, None] - steps[..., None, :]).masked_fill(~pairs[:, None], -torch.inf).exp().to(v.dtype)
+    decay = exp((steps[..., :, None] - steps[..., None, :]).masked_fill(~pairs[:, None], -torch.inf).to(v.dtype))
     weights = decay * scales.gather(-1, levels[:, None].expand(b, h, t, t))
     scores = torch.einsum("bign,bjgn->bgij", q, k)[:, :, None]
     pair = (weights.unflatten(1, (g, h // g)) * scores).flatten(1, 2)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hybridtf.ops.exponential import exp_, factors
 from hybridtf.ops.passes_op import Masks
 from hybridtf.ops.spans import Span
 
@@ -24,25 +25,25 @@ class Decay(NamedTuple):
 
 
 def decay_of(log_a: Tensor, masks: Masks | None, groups: int, place: Span) -> Decay:
-    """The factors of a span with ``log_a`` (b t h). Only exponents of at most 0 are raised: a masked pair is -inf, never a
+    """The factors of a span with ``log_a`` (b t h). Only exponents of at most 0 are raised: a masked pair is 0, never a
     large number."""
     dtype = log_a.dtype
     total = place.cut(log_a).double().cumsum(2)
     into, tail, whole = total.exp(), (total[:, :, -1:] - total).exp(), total[:, :, -1].exp()
     by_head = total.transpose(2, 3).contiguous()
     pair = (by_head[..., :, None] - by_head[..., None, :]).to(dtype)
-    hidden = torch.ones(place.length, place.length, dtype=torch.bool, device=pair.device).triu(1)
+    seen = torch.ones(place.length, place.length, dtype=dtype, device=pair.device).tril()
     if masks is not None:
         ids = place.cut(masks.ids)
         before = torch.cat([masks.before[:, None], ids[:, :-1, -1]], 1)
-        hidden = (hidden | (ids[..., :, None] != ids[..., None, :]))[:, :, None]
+        seen = (seen * (ids[..., :, None] == ids[..., None, :]))[:, :, None]
         into = into.masked_fill((ids != before[..., None])[..., None], 0)
         tail = tail.masked_fill((ids != ids[:, :, -1:])[..., None], 0)
         whole = whole.masked_fill((ids[:, :, -1] != before)[..., None], 0)
-    pair = pair.masked_fill_(hidden, -torch.inf).exp_()
+    pair = exp_(pair.mul_(seen)).mul_(seen)  # products: filling by a mask takes as long as all the rest
     b, c, h = whole.shape
     heads = h // groups
     return Decay(
-        pair.view(b, c, groups, heads, place.length, place.length), into.to(dtype)[..., None], tail.to(dtype)[..., None],
-        whole.to(dtype).view(b, c, groups, 1, heads, 1),
+        pair.view(b, c, groups, heads, place.length, place.length), factors(into, dtype)[..., None], factors(tail, dtype)[..., None],
+        factors(whole, dtype).view(b, c, groups, 1, heads, 1),
     )

@@ -123,6 +123,6 @@ def _backward_pairs(call: Call, q_m: Tensor, k_m: Tensor, v: Tensor, dy: Tensor,
     # From d loss / d log decay of each pair (i j) to that of each step t: the sum over j < t <= i, as it stands. The
     # shorter way, rows less columns and then a running sum, subtracts equal terms and loses strong steps among weak.
     earlier = torch.ones_like(scores[0, 0, 0, 0]).triu(1)
-    dlog_a = (dscores.mul_(scores) @ earlier).tril().sum(-2)
+    dlog_a = (dscores.mul_(scores) @ earlier).mul_(1 - earlier).sum(-2)
     dq, dk = (shared @ k_low).to(dtype), (shared.mT @ q_low).to(dtype)
     return dq, dk, _from_head(dv).to(dtype), dlog_a.flatten(2, 3).transpose(2, 3)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hybridtf.ops.attention.mask import AttentionMask, Tile, accumulate_dtype
 from hybridtf.ops.attention.query_chunks import by_query_chunks
+from hybridtf.ops.exponential import exp
 from hybridtf.ops.stick_breaking.reference import check_stick, sees
 
 
@@ -39,6 +40,6 @@ def _break(
     kept = F.logsigmoid(-z).masked_fill(hidden, 0.0)
     # Up to the next key, and not the difference of two running sums: that would lose the small one of the near keys.
     after = F.pad(kept[..., 1:], (0, min(1, kept.shape[-1]))).flip(-1).cumsum(-1).flip(-1)
-    weights = (F.logsigmoid(z) + after).exp().masked_fill(hidden, 0.0)
+    weights = exp(F.logsigmoid(z) + after).masked_fill(hidden, 0.0)
     y = torch.einsum("bgrms,bsgv->bmgrv", weights, v.to(dtype)).flatten(2, 3)
     return y.to(q.dtype), kept.sum(-1).exp().permute(0, 3, 1, 2).flatten(2)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hybridtf.ops.exponential import exp
 from hybridtf.ops.mini_batches import in_chunks, numbers
 from hybridtf.ops.passes_op import Call, States
 from hybridtf.ops.titans.memory import Layers, gradient, join, layer_shapes, split
@@ -190,8 +191,8 @@ def _products(log: Tensor, hidden: Tensor) -> Tensor:
     """(... l l) the product of factors after one place (the last axis) up to another, 0 above the diagonal and where hidden.
     Only exponents of at most 0 are raised."""
     total = log.double().cumsum(-1)
-    hidden = hidden | torch.ones_like(hidden).triu(1)
-    return (total[..., :, None] - total[..., None, :]).to(log.dtype).masked_fill(hidden, -torch.inf).exp()
+    seen = torch.ones_like(hidden, dtype=log.dtype).tril() * ~hidden
+    return exp((total[..., :, None] - total[..., None, :]).to(log.dtype) * seen) * seen
 
 
 def _since_start(log: Tensor, document: Tensor) -> Tensor:
