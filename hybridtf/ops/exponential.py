@@ -2,9 +2,9 @@
 
 On a CPU two things make such factors slow in float32. torch takes exp from a vector library that leaves its fast path where a
 result is no normal number: 2^19 exponents take 0.14 ms, the same with half of them -inf 2.9, at -1000 4.8, at -95 11.5; exp2
-takes 0.14 of any (torch 2.13 with MKL, one core of an EPYC Zen 4). And a matrix product with numbers below 2^-126 in it, or with
-products that end there, takes several times as long as one without. So exp(x) is 2^(x log2 e) there, and 0 below 2^-100. The rounded
-product makes a relative error of at most \\|x\\| 2^-24, which x has from its own rounding.
+takes 0.14 of any (torch 2.13 with MKL, one core of an EPYC Zen 4). And a matrix product with numbers below 2^-126 in it, or
+with products that end there, takes several times as long as one without. So exp(x) is 2^(x log2 e) there, and 0 below 2^-100.
+The rounded product makes a relative error of at most abs(x) 2^-24, as much as x has from its own rounding.
 """
 
 from __future__ import annotations

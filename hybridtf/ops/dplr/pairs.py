@@ -13,8 +13,8 @@ from torch import Tensor
 
 
 class Pairs(NamedTuple):
-    """Rows read and columns write, decays between them included. ``ru``, ``rk`` (g l l): of earlier tokens alone. ``qu``, ``qk``
-    (g l l): of earlier tokens and of the token's own, which has not decayed.
+    """Rows read and columns write, decays between them included. ``ru``, ``rk`` (g l l): of earlier tokens alone. ``qu`` and
+    ``qk`` (g l l): of earlier tokens and of the token's own, which has not decayed.
 
     The rest are products of decays inside a chunk, so that none is a quotient. ``earlier`` (g l d): from the chunk's start to
     before a token. ``later`` (g l d): after a token to the chunk's end. ``total`` (g 1 d): all.
@@ -115,7 +115,7 @@ def _halves(z: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _across(x: Tensor, size: int) -> Tensor:
-    """A view of (2 2 g l l): of each pair of blocks, rows of the second and columns of the first, (g l/(2 size) 2 size 2 size)."""
+    """A view of (2 2 g l l): of each pair of blocks, rows of the second and columns of the first, (g m/2 2 s 2 s)."""
     blocks = x.unflatten(4, (-1, 2, size)).unflatten(3, (-1, 2, size))[:, :, :, :, 1, :, :, 0]
     return blocks.diagonal(dim1=3, dim2=5).permute(2, 5, 0, 3, 1, 4)
 

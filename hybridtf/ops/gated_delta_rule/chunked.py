@@ -14,11 +14,11 @@ from torch import Tensor
 from hybridtf.core.segments import Segments
 from hybridtf.ops.autocast import no_autocast
 from hybridtf.ops.documents import memory_shape, start_state, state_dtype
-from hybridtf.ops.gated_delta_rule.inverse import unit_inverse
 from hybridtf.ops.gated_delta_rule.layout import in_chunks, with_documents
-from hybridtf.ops.gated_delta_rule.scores import Scores, channel_scores, plain_scores
+from hybridtf.ops.gated_delta_rule.scores import Scores, channel_scores, plain_scores, rows_of
 from hybridtf.ops.gated_delta_rule.shapes import Sizes, check, sizes_of
 from hybridtf.ops.gated_delta_rule.step import gated_delta_rule_step
+from hybridtf.ops.gated_delta_rule.walk import walk
 from hybridtf.ops.passes_op import Call, States
 from hybridtf.ops.span_op import span_op
 from hybridtf.ops.spans import chunks_at_once
@@ -49,11 +49,13 @@ def _span(call: Call, states: States) -> tuple[Tensor, States]:
     length = min(_chunk(call), size.t)
     q, k, v, beta = (in_chunks(call, name, length, state.dtype) for name in ("q", "k", "v", "beta"))
     scores = _scores(call, q, k, length, state.dtype)
-    solved = unit_inverse((scores.among_keys * beta).tril(-1))
-    before, after = (None if x is None else x.repeat_interleave(size.n, -2) for x in (scores.before, scores.after))
-    reads = torch.cat([_scaled(-beta * k, before, size.r), _scaled(q, scores.before, size.r)], -2)
-    parts = (solved, scores.of_queries, reads, v * beta, _scaled(k, after, size.r).mT, scores.total)
-    y, last = _walk([_by_chunk(x, size) for x in parts], state.flatten(0, 1))
+    earlier = k.new_ones(k.shape[-2], k.shape[-2]).tril(-1)
+    before, after = (None if x is None else rows_of(x, size.n, -2) for x in (scores.before, scores.after))
+    parts = (
+        scores.among_keys * beta * earlier, scores.of_queries, _scaled(k * -beta, before), _scaled(q, scores.before), v * beta,
+        _scaled(k, after), scores.total,
+    )
+    y, last = walk(*(_by_head(x, size) for x in parts), state.flatten(0, 1))
     y = y.unflatten(1, (size.b, size.h)).permute(1, 0, 3, 2, 4).flatten(1, 2)[:, : size.t]
     return y, (last.view(state.shape),)
 
@@ -67,20 +69,9 @@ def _scores(call: Call, q: Tensor, k: Tensor, length: int, dtype: torch.dtype) -
     return scores if call.masks is None else with_documents(scores, call.masks, length, n)
 
 
-def _by_chunk(x: Tensor, size: Sizes) -> tuple[Tensor, ...]:
-    """x (c b g r ...), with 1 for what is shared, as (b h ...) for each chunk."""
-    return x.expand(-1, size.b, size.g, size.r, -1, -1).flatten(1, 3).unbind(0)
-
-
-def _walk(parts: Sequence[Sequence[Tensor]], state: Tensor) -> tuple[Tensor, Tensor]:
-    """The state (b h, k p) through the chunks; y (c, b h, l, p)."""
-    out = []
-    for inverse, weights, read, value, write, decay in zip(*parts, strict=True):
-        of_keys, of_tokens = (read @ state).split([value.shape[1], weights.shape[1]], 1)
-        corrections = inverse @ (value + of_keys)
-        out.append(torch.baddbmm(of_tokens, weights, corrections))
-        state = torch.baddbmm(decay * state, write, corrections)
-    return torch.stack(out), state
+def _by_head(x: Tensor, size: Sizes) -> Tensor:
+    """x (c b g r ...), with 1 for what is shared, as (c, b h, ...)."""
+    return x.expand(-1, size.b, size.g, size.r, -1, -1).flatten(1, 3)
 
 
 def _chunk(call: Call) -> int:
@@ -90,9 +81,7 @@ def _chunk(call: Call) -> int:
     return chunk
 
 
-def _scaled(x: Tensor, factor: Tensor | None, r: int) -> Tensor:
-    """x (c b g r l k), r or 1, times a factor of each value head."""
-    x = x.expand(-1, -1, -1, r, -1, -1)
+def _scaled(x: Tensor, factor: Tensor | None) -> Tensor:
     return x if factor is None else x * factor
 
 

@@ -35,7 +35,7 @@ class _Inverse(torch.autograd.Function):
     def forward(a: Tensor) -> Tensor:
         rows = a.shape[-1]
         spare = padded_rows(rows) - rows
-        a = F.pad(a, (0, spare, 0, spare))
+        a = F.pad(a, (0, spare, 0, spare)) if spare else a
         t = a.new_ones(*a.shape[:-1], 1, 1)
         for level in range(a.shape[-1].bit_length() - 1):
             first, second = t.unflatten(-3, (-1, 2)).unbind(-3)
@@ -50,7 +50,7 @@ class _Inverse(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dt: Tensor) -> Tensor:
         (t,) = ctx.saved_tensors
-        da: Tensor = -(t.mT @ (dt @ t.mT)).tril(-1)
+        da: Tensor = (t.mT @ (dt @ t.mT)).mul_(dt.new_full(dt.shape[-2:], -1.0).tril(-1))
         return da
 
 

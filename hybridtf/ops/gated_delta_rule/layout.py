@@ -22,12 +22,14 @@ def in_chunks(call: Call, name: str, length: int, dtype: torch.dtype) -> Tensor:
     size = sizes_of(call["k"], call["v"])
     if call.masks is not None:
         x = x.masked_fill(~call.masks.real.view(size.b, size.t, *[1] * (x.ndim - 2)), 0)
-    x = F.pad(x.to(dtype), (*[0] * (2 * x.ndim - 4), 0, -size.t % length))
+    x = x.to(dtype)
+    if missing := -size.t % length:  # padding by nothing is a copy
+        x = F.pad(x, (*[0] * (2 * x.ndim - 4), 0, missing))
     steps = size.n if name in ("k", "v", "beta") else 1
     heads = 1 if name in ("q", "k") else size.r
     width = 1 if name == "beta" or (name == "log_a" and x.ndim == 3) else x.shape[-1]
     x = x.reshape(size.b, x.shape[1] // length, length, steps, size.g, heads, width)
-    return x.permute(1, 0, 4, 5, 2, 3, 6).flatten(4, 5)
+    return x.permute(1, 0, 4, 5, 2, 3, 6).flatten(4, 5).contiguous()  # else every product would copy it
 
 
 def with_documents(scores: Scores, masks: Masks, length: int, n: int) -> Scores:

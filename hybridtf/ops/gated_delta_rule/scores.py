@@ -32,16 +32,26 @@ class Scores(NamedTuple):
 
 def plain_scores(q: Tensor, k: Tensor, log_a: Tensor | None, n: int) -> Scores:
     """With one decay a head, or none: q (c b g 1 l k), k (c b g 1 L k), log_a (c b g r l 1)."""
-    among, of_queries = k @ k.mT, q @ k.mT
+    among, of_queries = _products(k, k), _products(q, k)
     lower = torch.ones(q.shape[-2], q.shape[-2], dtype=q.dtype, device=q.device).tril()
     if log_a is None:
-        return Scores(among, of_queries * lower.repeat_interleave(n, -1), None, None, q.new_ones(q.shape[0], 1, 1, 1, 1, 1))
+        return Scores(among, of_queries * rows_of(lower, n, -1), None, None, q.new_ones(q.shape[0], 1, 1, 1, 1, 1))
     # Sums in float64, differences before rounding: in float32 weak decays after strong ones would lose their digits.
     sums = log_a.double().cumsum(-2)
-    pair = (exp((sums - sums.mT).to(q.dtype) * lower) * lower).repeat_interleave(n, -1)
+    pair = rows_of(exp((sums - sums.mT).to(q.dtype) * lower) * lower, n, -1)
     last = sums[..., -1:, :]
     before, after, total = (exp(x.to(q.dtype)) for x in (sums, last - sums, last))
-    return Scores(among * pair.repeat_interleave(n, -2), of_queries * pair, before, after, total)
+    return Scores(among * rows_of(pair, n, -2), of_queries * pair, before, after, total)
+
+
+def _products(x: Tensor, y: Tensor) -> Tensor:
+    """x yᵀ; ``matmul`` would copy yᵀ of more axes than three."""
+    return torch.bmm(x.flatten(0, 3), y.flatten(0, 3).mT).unflatten(0, x.shape[:4])
+
+
+def rows_of(x: Tensor, n: int, dim: int) -> Tensor:
+    """Tokens as their rows along ``dim``."""
+    return x if n == 1 else x.repeat_interleave(n, dim)
 
 
 def channel_scores(q: Tensor, k: Tensor, log_a: Tensor, n: int) -> Scores:

@@ -43,7 +43,6 @@ def decay_of(log_a: Tensor, masks: Masks | None, groups: int, place: Span) -> De
     pair = exp_(pair.mul_(seen)).mul_(seen)  # products: filling by a mask takes as long as all the rest
     b, c, h = whole.shape
     heads = h // groups
-    return Decay(
-        pair.view(b, c, groups, heads, place.length, place.length), factors(into, dtype)[..., None], factors(tail, dtype)[..., None],
-        factors(whole, dtype).view(b, c, groups, 1, heads, 1),
-    )
+    into, tail, whole = (factors(x, dtype) for x in (into, tail, whole))
+    pair = pair.view(b, c, groups, heads, place.length, place.length)
+    return Decay(pair, into[..., None], tail[..., None], whole.view(b, c, groups, 1, heads, 1))
