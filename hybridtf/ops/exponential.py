@@ -27,13 +27,13 @@ def exp(x: Tensor) -> Tensor:
 
 def exp_(x: Tensor) -> Tensor:
     """:func:`exp` in place."""
-    return F.threshold_(x.mul_(LOG2_E), LEAST, -math.inf).exp2_() if _by_two(x) else x.exp_()
+    return F.threshold(x.mul_(LOG2_E), LEAST, -math.inf, inplace=True).exp2_() if _by_two(x) else x.exp_()
 
 
 def factors(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Factors of at least 0, computed in float64, in ``dtype``: without those that :func:`exp` leaves out."""
     x = x.to(dtype)
-    return F.threshold_(x, 2.0**LEAST, 0.0) if _by_two(x) else x
+    return F.threshold(x, 2.0**LEAST, 0.0, inplace=True) if _by_two(x) else x
 
 
 def _by_two(x: Tensor) -> bool:

@@ -117,7 +117,8 @@ def _halves(z: Tensor, size: int) -> tuple[Tensor, Tensor]:
 def _across(x: Tensor, size: int) -> Tensor:
     """A view of (2 2 g l l): of each pair of blocks, rows of the second and columns of the first, (g m/2 2 s 2 s)."""
     blocks = x.unflatten(4, (-1, 2, size)).unflatten(3, (-1, 2, size))[:, :, :, :, 1, :, :, 0]
-    return blocks.diagonal(dim1=3, dim2=5).permute(2, 5, 0, 3, 1, 4)
+    view: Tensor = blocks.diagonal(dim1=3, dim2=5).permute(2, 5, 0, 3, 1, 4)
+    return view
 
 
 def _longer(level: _Level) -> tuple[Tensor, Tensor, Tensor]:

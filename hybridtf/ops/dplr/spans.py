@@ -29,7 +29,8 @@ def span(call: Call, state: States) -> tuple[Tensor, States]:
     tokens, documents = in_chunks(call)
     n, b, h = tokens.k.shape[:3]
     maps = chunk_maps(tokens, documents)
-    before, last = _walk(*(z.unflatten(0, (n, b * h)) for z in (maps.A, maps.B)), state[0].flatten(0, 1))
+    A, B = (z.unflatten(0, (n, b * h)) for z in (maps.A, maps.B))
+    before, last = _walk(A, B, state[0].flatten(0, 1))
     before = before.flatten(0, 1)
     reads = torch.baddbmm(maps.U, maps.W, before)
     y = torch.baddbmm(torch.baddbmm(maps.Y, maps.Q, before), maps.q_u, reads)

@@ -18,7 +18,7 @@ from hybridtf.ops.gated_delta_rule.layout import in_chunks, with_documents
 from hybridtf.ops.gated_delta_rule.scores import Scores, channel_scores, plain_scores, rows_of
 from hybridtf.ops.gated_delta_rule.shapes import Sizes, check, sizes_of
 from hybridtf.ops.gated_delta_rule.step import gated_delta_rule_step
-from hybridtf.ops.gated_delta_rule.walk import walk
+from hybridtf.ops.gated_delta_rule.walk import Parts, walk
 from hybridtf.ops.passes_op import Call, States
 from hybridtf.ops.span_op import span_op
 from hybridtf.ops.spans import chunks_at_once
@@ -55,7 +55,7 @@ def _span(call: Call, states: States) -> tuple[Tensor, States]:
         scores.among_keys * beta * earlier, scores.of_queries, _scaled(k * -beta, before), _scaled(q, scores.before), v * beta,
         _scaled(k, after), scores.total,
     )
-    y, last = walk(*(_by_head(x, size) for x in parts), state.flatten(0, 1))
+    y, last = walk(Parts(*(_by_head(x, size) for x in parts)), state.flatten(0, 1))
     y = y.unflatten(1, (size.b, size.h)).permute(1, 0, 3, 2, 4).flatten(1, 2)[:, : size.t]
     return y, (last.view(state.shape),)
 

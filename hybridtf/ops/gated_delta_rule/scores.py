@@ -46,7 +46,8 @@ def plain_scores(q: Tensor, k: Tensor, log_a: Tensor | None, n: int) -> Scores:
 
 def _products(x: Tensor, y: Tensor) -> Tensor:
     """x yᵀ; ``matmul`` would copy yᵀ of more axes than three."""
-    return torch.bmm(x.flatten(0, 3), y.flatten(0, 3).mT).unflatten(0, x.shape[:4])
+    found: Tensor = torch.bmm(x.flatten(0, 3), y.flatten(0, 3).mT).unflatten(0, x.shape[:4])
+    return found
 
 
 def rows_of(x: Tensor, n: int, dim: int) -> Tensor:

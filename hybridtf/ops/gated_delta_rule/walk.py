@@ -5,7 +5,7 @@ Axes: c chunks, B = b h, l tokens of a chunk, L rows of it, k key width, p value
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,19 +13,27 @@ from torch import Tensor
 from hybridtf.ops.gated_delta_rule.inverse import unit_inverse
 
 
-def walk(
-    system: Tensor, weights: Tensor, of_keys: Tensor, of_queries: Tensor, values: Tensor, written: Tensor, decay: Tensor,
-    state: Tensor,
-) -> tuple[Tensor, Tensor]:
+class Parts(NamedTuple):
+    """What the tokens of the chunks make by themselves."""
+
+    system: Tensor  # (c B L L), strictly lower
+    weights: Tensor  # (c B l L)
+    of_keys: Tensor  # (c B L k)
+    of_queries: Tensor  # (c B l k)
+    values: Tensor  # (c B L p)
+    written: Tensor  # (c B L k)
+    decay: Tensor  # (c B d 1)
+
+
+def walk(parts: Parts, state: Tensor) -> tuple[Tensor, Tensor]:
     """In each chunk, from the state S (B k p) before it:
 
         C = (I + system)^-1 (values + of_keys S),   y = of_queries S + weights C,   S' = decay S + writtenᵀ C
 
-    ``system`` (c B L L) is strictly lower, ``weights`` (c B l L), ``of_keys`` and ``written`` (c B L k), ``of_queries``
-    (c B l k), ``values`` (c B L p), ``decay`` (c B d 1). Returns y (c B l p) and the state after the last chunk.
+    Returns y (c B l p) and the state after the last chunk.
     """
     apply: Any = _Walk.apply
-    y, last = apply(system, weights, of_keys, of_queries, values, written, decay, state)
+    y, last = apply(*parts, state)
     return y, last
 
 
