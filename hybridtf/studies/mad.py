@@ -14,7 +14,7 @@ from hybridtf.studies.claims import Finding, Measures, Series, claim, combine, d
 from hybridtf.studies.ranks import spearman, spearman_interval
 
 TEXT = "text"
-_LONGER = ("train.steps=240",)
+_LONGER = ("train.steps=300",)
 
 
 def _drawn(type_name: str, **options: Any) -> dict[str, Any]:
@@ -33,8 +33,8 @@ TASKS = {
         {"type": "compression", "train": [{"length": 16, "n_rows": 20_000}], "test": [{"length": 16, "n_rows": 512}]},
         ("model.head={ type = \"position_decoder\" }",),
     ),
-    "memorization": StudyTask({"type": "memorization_small"}, ("train.steps=120",)),
-    TEXT: StudyTask({"type": "text", "source": "sotu", "max_bytes": 2_000_000}, ("train.batch_size=16",)),
+    "memorization": StudyTask({"type": "memorization_small"}),
+    TEXT: StudyTask({"type": "text", "source": "sotu", "max_bytes": 2_000_000}),
 }
 """The six of MAD at a half or a quarter of its lengths, and the text that they are to foretell."""
 MAD = tuple(name for name in TASKS if name != TEXT)
