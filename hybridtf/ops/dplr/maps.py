@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hybridtf.ops.dplr.pairs import pairs
+from hybridtf.ops.dplr.pairs import halved
 from hybridtf.ops.gated_delta_rule.inverse import unit_inverse
 
 
@@ -50,8 +50,13 @@ def chunk_maps(tokens: Tokens, documents: Documents | None) -> Chunk:
     q, k, v, log_w, u, r = (z.flatten(0, 2) for z in tokens)
     ids = None if documents is None else _per_head(documents.ids, heads)
     decay = log_w.exp()
-    ru, rk, qu, qk, earlier, later, keep = pairs(r, q, u, k, decay, ids)
-    into, onto = earlier, later
+    reads, writes = torch.stack([r, q * decay], 1), torch.stack([u, k], 1)
+    # What q reads of its own token has not decayed, and r reads nothing of it.
+    of_q = (q[:, None] * writes).sum(-1)
+    own = torch.stack([torch.zeros_like(of_q), of_q], 1)
+    apart = None if ids is None else ids[:, :, None] != ids[:, None, :]
+    products, into, onto, keep = halved(reads, writes, decay, own, apart)
+    (ru, rk), (qu, qk) = (rows.unbind(1) for rows in products.unbind(1))
     if documents is not None and ids is not None:
         before = _per_head(documents.before, heads)[:, None]
         last = ids[:, -1:]
