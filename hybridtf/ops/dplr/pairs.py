@@ -1,5 +1,5 @@
-"""Products between the tokens of a chunk with decays by channel between them, by halving, and their gradients by hand. README.md
-has the derivation.
+"""Products between the tokens of a chunk with decays by channel between them, by halving, and their gradients by hand.
+README.md has the derivation.
 
 Axes: g chunks, and all that lies beside them; x rows that read, y rows that write, of each token; l places of a chunk, a power
 of 2; k key width, d width of the decay (k or 1); s places of a block, m blocks.
@@ -68,7 +68,7 @@ class _Halved(torch.autograd.Function):
             size *= 2
         products.diagonal(dim1=-2, dim2=-1).copy_(own)
         ctx.levels = levels
-        ctx.save_for_backward(reads, writes, decay, apart)
+        ctx.save_for_backward(reads, writes, apart)
         if apart is not None:
             products.masked_fill_(apart[:, None, None], 0)
         return products, earlier, later, total
@@ -77,7 +77,7 @@ class _Halved(torch.autograd.Function):
     def backward(
         ctx: Any, dproducts: Tensor, dearlier: Tensor, dlater: Tensor, dtotal: Tensor
     ) -> tuple[Tensor | None, ...]:
-        reads, writes, decay, apart = ctx.saved_tensors
+        reads, writes, apart = ctx.saved_tensors
         if apart is not None:
             dproducts = dproducts.masked_fill(apart[:, None, None], 0)
         dreads, dwrites = torch.zeros_like(reads), torch.zeros_like(writes)
@@ -102,7 +102,8 @@ def _halves(z: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 def _half(z: Tensor, size: int, which: int) -> Tensor:
     """(g x l k) in blocks of 2 size: a view of one half of each, (g m/2 x size k)."""
-    return z.unflatten(2, (-1, 2, size))[:, :, :, which].transpose(1, 2)
+    half: Tensor = z.unflatten(2, (-1, 2, size))[:, :, :, which].transpose(1, 2)
+    return half
 
 
 def _scaled(z: Tensor, factor: Tensor, size: int, which: int) -> Tensor:
