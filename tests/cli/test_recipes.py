@@ -43,6 +43,11 @@ def test_show_draws_the_stack(recipe: str) -> None:
     assert "65,536" in text
 
 
+def test_show_numbers_layers_as_surgery_and_weights_do(recipe: str) -> None:
+    lines = [line.split() for line in ok("show", recipe).stdout.splitlines() if "█" in line]
+    assert [(line[0], line[1]) for line in lines] == [("0", "m"), ("1", "a"), ("2", "m"), ("3", "a")]
+
+
 @pytest.mark.parametrize("columns", [20, 30, 50])
 def test_show_breaks_no_word_in_a_narrow_terminal(recipe: str, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     wide = ok("show", recipe).stdout
