@@ -35,6 +35,7 @@ from hybridtf.cli import (
     training,
 )
 from hybridtf.cli.output import say
+from hybridtf.cli.traces import explain
 
 PROGRAM = "hybridtf"
 
@@ -174,8 +175,9 @@ for _room in (
 
 
 def _bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    sys.__excepthook__(kind, error, trace)
-    say("this is a bug in hybridtf or a plugin, not a mistake of yours; please report it with the lines above")
+    lines, said = explain(error)
+    print(lines, end="", file=sys.stderr)
+    say(said)
 
 
 def main() -> None:

@@ -176,6 +176,7 @@ def _print_laws(results: Sequence[CheckResult]) -> None:
 
 
 def _results(components: Sequence[Component], kernels: Sequence[Kernel]) -> Iterator[CheckResult]:
+    from hybridtf.core.origins import cause
     from hybridtf.testing import CheckResult, laws_for, run_checks
     from hybridtf.testing.run import PLUGIN_FAULTS
 
@@ -183,7 +184,7 @@ def _results(components: Sequence[Component], kernels: Sequence[Kernel]) -> Iter
         try:
             config = _config(kind, name)
         except PLUGIN_FAULTS as error:
-            yield CheckResult(f"{kind}.{name}", "tiny", False, f"{type(error).__name__}: {error}", 0.0)
+            yield CheckResult(f"{kind}.{name}", "tiny", False, cause(error), 0.0)
             continue
         for law in laws_for(kind):
             for result in run_checks(kind, config, [law], shrink=True):

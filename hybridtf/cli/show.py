@@ -85,7 +85,7 @@ def describe(recipe: Recipe, source: str, lengths: tuple[int, ...]) -> dict[str,
 
 
 def _picture(stack: dict[str, Any]) -> Table:
-    """One bar a layer from the input up, numbered from 0 as everywhere; what repeats in a deep stack is drawn once with a count."""
+    """One bar a layer from the input up, from 0; what repeats in a deep stack is drawn once with a count."""
     from rich.text import Text
 
     from hybridtf.report.layer_groups import arrange

@@ -195,6 +195,11 @@ def active() -> Registries:
     return _default
 
 
+def loaded() -> Registries | None:
+    """The registries in force, where something has asked for them already: nothing is loaded."""
+    return _active.get() or _default
+
+
 @contextmanager
 def using(registries: Registries) -> Iterator[Registries]:
     """Inside, :func:`active` answers ``registries`` (tests, embedding applications)."""

@@ -7,15 +7,19 @@ from typing import Literal
 
 import pytest
 import torch
+from torch import nn
 
 from hybridtf.core import (
     BuildContext,
+    ConfigError,
+    ParamSpec,
     PluginError,
     RecipeError,
     Registries,
     SequenceMixer,
     SequenceMixerConfig,
     active,
+    init,
     using,
 )
 from hybridtf.models import LanguageModelConfig
@@ -59,10 +63,29 @@ class Short(SequenceMixer):
         return x[:, 1:], state
 
 
+class RolelessConfig(SequenceMixerConfig):
+    """A parameter of its mixer says nothing of itself."""
+
+    type: Literal["roleless"] = "roleless"
+
+    def build(self, ctx: BuildContext) -> SequenceMixer:
+        return Roleless()
+
+    @classmethod
+    def tiny(cls):
+        return cls()
+
+
+class Roleless(Short):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.ParameterDict({"scale": nn.Parameter(torch.ones(8))})
+
+
 @pytest.fixture
 def registries() -> Registries:
     found = load_registries(make_plugin_manager(autoload=False))
-    for made in (StubbornConfig, ShortConfig):
+    for made in (StubbornConfig, ShortConfig, RolelessConfig):
         found["mixers"].add(made, "somebodys-plugin")
     return found
 
@@ -75,8 +98,31 @@ def build(**mixer):
 def test_a_builder_that_raises_is_traced_to_plugin_layer_and_recipe_key(registries):
     with using(registries), pytest.raises(PluginError) as caught:
         build(type="stubborn", size=3)
-    assert str(caught.value) == (
-        "model.blocks.p.mixer: plugin 'somebodys-plugin' could not build 'stubborn' (layer 2): KeyError: 'no such key'"
+    assert str(caught.value).startswith(
+        "model.blocks.p.mixer: plugin 'somebodys-plugin' could not build 'stubborn' (layer 2): KeyError: 'no such key' "
+        "(test_plugins_and_recipes.py, line "
+    )
+
+
+def test_a_parameter_without_a_role_is_traced_to_plugin_layer_and_recipe_key(registries):
+    with using(registries), pytest.raises(ConfigError) as caught:
+        build(type="roleless")
+    assert str(caught.value).startswith(
+        "model.blocks.p.mixer: 'roleless' of plugin 'somebodys-plugin' (layer 2): parameter 'inner.scale' has no role: its "
+        "module must name it in param_specs(), as ParamSpec(role, start). Roles: matrix, "
+    )
+
+
+def test_a_role_for_no_parameter_is_traced_to_plugin_layer_and_recipe_key(registries, monkeypatch):
+    def specs(self):
+        return dict.fromkeys(("inner.scale", "iner.scale"), ParamSpec("norm", init.constant(1.0)))
+
+    monkeypatch.setattr(Roleless, "param_specs", specs, raising=False)
+    with using(registries), pytest.raises(ConfigError) as caught:
+        build(type="roleless")
+    assert str(caught.value).startswith(
+        "model.blocks.p.mixer: 'roleless' of plugin 'somebodys-plugin' (layer 2): param_specs() speaks of 'iner.scale', "
+        "which is no parameter. Did you mean 'inner.scale'? "
     )
 
 
