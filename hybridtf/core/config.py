@@ -319,7 +319,8 @@ def _faults(detail: ErrorDetails, config: type[BaseModel]) -> list[tuple[str, st
         owner = _model_at(config, detail["loc"][:-1])
         key = str(detail["loc"][-1])
         known = [name for name in owner.model_fields if name != "type"]
-        return [(loc, f"{UNKNOWN_OPTION}. {known_names(key, known)}")]
+        kind = owner.kind if issubclass(owner, ComponentConfig) else ""
+        return [(loc, f"{UNKNOWN_OPTION}. {known_names(key, known, f'hybridtf list {kind} -v' if kind else '')}")]
     if detail["type"] == "missing":
         return [(loc, "is required")]
     given = "" if isinstance(detail["input"], Mapping) else f", got {detail['input']!r}"
