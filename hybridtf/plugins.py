@@ -23,6 +23,7 @@ from typing import Any, Literal
 import pluggy
 
 from hybridtf import core, hookspecs
+from hybridtf.core.errors import one_line
 from hybridtf.core.origins import cause
 from hybridtf.core.registry import BUILT_IN, own_version
 
@@ -133,7 +134,7 @@ class _Refused(Exception):
 def _refuse(manager: PluginManager, name: str, error: core.HybridTFError, failures: dict[str, str]) -> None:
     if name in manager.built_in:
         raise core.PluginError(f"built-in {name}: {error}") from error
-    failures[name] = str(error)
+    failures[name] = one_line(str(error))
 
 
 # -- installed plugins -------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from hybridtf.cli import (
     surgery,
     training,
 )
-from hybridtf.cli.output import say
+from hybridtf.cli.output import begin_command, say, say_error
 from hybridtf.cli.traces import explain
 
 PROGRAM = "hybridtf"
@@ -82,6 +82,7 @@ class Commands(TyperGroup):
             return self._invoke(ctx)
 
     def _invoke(self, ctx: Any) -> Any:
+        begin_command()
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -89,7 +90,7 @@ class Commands(TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
         except _refusals() as error:
             code = getattr(error, "exit_code", 2)
-            say(str(error) if code == INTERRUPTED else f"error: {error}")
+            (say if code == INTERRUPTED else say_error)(str(error))
             raise typer.Exit(code) from None
         except _out_of_memory() as error:
             say(f"error: out of memory; a smaller batch or length may fit ({str(error).partition(chr(10))[0]})")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hybridtf.cli.options import Json, Set
-from hybridtf.cli.output import add_row, counted, make_table, print_json, print_table, print_text, say
+from hybridtf.cli.output import add_row, counted, make_table, print_json, print_table, print_text, say, say_error
 from hybridtf.cli.sources import name_of, read_recipe, registries
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _check_recipes(sources: Sequence[str], overrides: Sequence[str] | None, json
             listed = [{"path": path, "message": text} for path, text in faults]
             results.append({"recipe": source, "ok": False, "faults": listed})
             named = getattr(error, "source", "") or source in str(error)
-            say(f"error: {error}" if named else f"error: {source}: {error}")
+            say_error(str(error) if named else f"{source}: {error}")
             continue
         n_params = sum(param.numel() for param in model.parameters())
         patterns = [stack.pattern for stack in model.config.stacks()]

@@ -83,6 +83,11 @@ def listed(names: Iterable[str], all_of: str = "", like: str = "") -> str:
     return f"{', '.join(chosen[:MOST_NAMES])} and {len(chosen) - MOST_NAMES} more{f': `{all_of}`' if all_of else ''}"
 
 
+def one_line(text: str) -> str:
+    """Lines after one another, as a message that is one of several has them."""
+    return " ".join(line.strip() for line in text.splitlines() if line.strip())
+
+
 def not_a_table(what: str, value: object, known: Iterable[str]) -> str:
     """``must be a norm, a table as in { type = "rms_norm" }, got 'rms_nrm'``: of a word, the nearest of the known names."""
     names = sorted(known)

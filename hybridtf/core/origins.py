@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from hybridtf.core.errors import one_line
 from hybridtf.core.registry import BUILT_IN, active
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def cause(error: BaseException, package: str | None = None) -> str:
 
     None: with the innermost that is neither in hybridtf nor in Python's import system.
     """
-    said = " ".join(f"{type(error).__name__}: {error}".split())
+    said = one_line(f"{type(error).__name__}: {error}")
     for where, file, line in reversed(list(frames_of(error))):
         if where == package or (package is None and where not in (BUILT_IN, "importlib")):
             return f"{said} ({Path(file).name}, line {line})"

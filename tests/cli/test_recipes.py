@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hybridtf.core import BuildContext, Norm, NormConfig, using
+from hybridtf.core import BuildContext, Norm, NormConfig, Registries, active, using
 from hybridtf.hookspecs import hookimpl
 from hybridtf.models import LanguageModel
 from hybridtf.plugins import load_registries, make_plugin_manager
@@ -258,3 +259,16 @@ def test_check_builds_without_memory(recipe: str) -> None:
     result = ok("check", recipe, "--set", "model.vocab_size=1000000000000")
     assert "parameters" in result.stdout
     assert torch.get_default_device().type == "cpu"
+
+
+def test_why_a_required_plugin_was_not_loaded_is_said_once(recipe: str) -> None:
+    Path(recipe).write_text(Path(recipe).read_text().replace("[meta]", '[meta]\nrequires = ["pluggy"]'))
+    with using(Registries(by_kind=active().by_kind, failures={"pluggy": "OSError: gone"})):
+        for command in (["check"], ["show"]):
+            assert run(*command, recipe).stderr.splitlines() == [
+                "hybridtf: warning: plugin 'pluggy' was not loaded: OSError: gone",
+                f"hybridtf: error: {recipe}: meta.requires: the plugin 'pluggy' is installed but was not loaded, as the warning "
+                "above says",
+            ]
+        (found,) = json.loads(run("check", recipe, "--json").stdout)
+        assert found["faults"][0]["message"].endswith("was not loaded: OSError: gone")
