@@ -52,7 +52,8 @@ def _words(name: str) -> list[str]:
 
 def _mistyped(one: str, two: str) -> int:
     """Letters left out, too many, or others, and neighbours that changed places: the least that makes ``two`` of ``one``."""
-    before, last = [], list(range(len(two) + 1))
+    before: list[int] = []
+    last = list(range(len(two) + 1))
     for i, letter in enumerate(one):
         row = [i + 1]
         for j, other in enumerate(two):

@@ -267,8 +267,8 @@ def test_why_a_required_plugin_was_not_loaded_is_said_once(recipe: str) -> None:
         for command in (["check"], ["show"]):
             assert run(*command, recipe).stderr.splitlines() == [
                 "hybridtf: warning: plugin 'pluggy' was not loaded: OSError: gone",
-                f"hybridtf: error: {recipe}: meta.requires: the plugin 'pluggy' is installed but was not loaded, as the warning "
-                "above says",
+                f"hybridtf: error: {recipe}: meta.requires: the plugin 'pluggy' is installed but was not loaded, "
+                "as the warning above says",
             ]
         (found,) = json.loads(run("check", recipe, "--json").stdout)
         assert found["faults"][0]["message"].endswith("was not loaded: OSError: gone")

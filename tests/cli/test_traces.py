@@ -83,6 +83,14 @@ def plugin(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("htf_boom", None)
 
 
+def program(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The program in a folder, with the plugin installed."""
+    return subprocess.run(
+        [sys.executable, "-m", "hybridtf", *arguments], capture_output=True, text=True, cwd=folder, check=False, timeout=120,
+        env=environment(PYTHONPATH=f"{ROOT}:{site}"),
+    )  # fmt: skip
+
+
 def explained(pattern: str, **block: object) -> tuple[str, str]:
     blocks = {"b": {"mixer": {"type": "boom"}, **block}, "a": {"mixer": {"type": "attention", "n_heads": 2}}}
     model = LanguageModelConfig(vocab_size=5, d_model=8, pattern=pattern, blocks=blocks).build()
@@ -131,11 +139,19 @@ def test_the_kit_says_the_line_too(plugin: None) -> None:
 
 def test_training_ends_with_it(site: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, "tiny", (MAMBA, '\n[model.blocks.m]\nmixer = { type = "boom" }\n'))
-    done = subprocess.run(
-        [sys.executable, "-m", "hybridtf", "train", recipe, "-o", str(tmp_path / "run")], capture_output=True, text=True,
-        env=environment(PYTHONPATH=f"{ROOT}:{site}"), check=False, timeout=120,
-    )  # fmt: skip
+    done = program(site, tmp_path, "train", recipe, "-o", "run")
     lines = done.stderr.splitlines()
     assert done.returncode == 1
     assert lines[-1].startswith(f"hybridtf: error: in model.blocks.m.mixer: 'boom' of plugin 'htf-boom' (layer 0): {WHY}. ")
     assert len(lines) < 12
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_check_names_the_line_and_leaves_nothing_where_it_was_called(site: Path, tmp_path: Path) -> None:
+    place = tmp_path / "work"
+    place.mkdir()
+    done = program(site, place, "check", "--plugin", "htf-boom")
+    assert done.returncode == 1
+    assert f"mixers.boom cut: {WHY}" in done.stdout
+    assert "smallest case found" in done.stdout
+    assert list(place.iterdir()) == []
