@@ -177,7 +177,7 @@ def _print_laws(results: Sequence[CheckResult]) -> None:
 
 def _results(components: Sequence[Component], kernels: Sequence[Kernel]) -> Iterator[CheckResult]:
     from hybridtf.core.origins import cause
-    from hybridtf.testing import CheckResult, laws_for, run_checks
+    from hybridtf.testing import CheckResult, run_checks
     from hybridtf.testing.run import PLUGIN_FAULTS
 
     for kind, name in components:
@@ -186,9 +186,8 @@ def _results(components: Sequence[Component], kernels: Sequence[Kernel]) -> Iter
         except PLUGIN_FAULTS as error:
             yield CheckResult(f"{kind}.{name}", "tiny", False, cause(error), 0.0)
             continue
-        for law in laws_for(kind):
-            for result in run_checks(kind, config, [law], shrink=True):
-                yield _renamed(result, kind, name)
+        for result in run_checks(kind, config, shrink=True):
+            yield _renamed(result, kind, name)
     for kernel in kernels:
         yield _kernel_result(kernel)
 

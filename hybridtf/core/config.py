@@ -198,11 +198,29 @@ def _initialised(build: BuildFn) -> BuildFn:
             ) from error
         if isinstance(module, nn.Module):
             remember(module, origin)
+            if self.kind == "norms" and origin.plugin is not None:
+                _try_norm(module, ctx, origin)
             if not ctx.defer_init:
                 init_parameters(module, ctx.seed)
         return module
 
     return wrapper
+
+
+def _try_norm(norm: nn.Module, ctx: BuildContext, origin: Origin) -> None:
+    """Call a plugin's norm once on zeros, as the first to fail on another width would be the mixer after it.
+
+    Raises :class:`PluginError` for another shape than it was given.
+    """
+    x = torch.zeros(1, 1, ctx.d_model, **ctx.factory)
+    try:
+        with torch.no_grad():
+            shape = norm(x).shape
+    except Exception:
+        return  # its kernel may not run on this device: a call that matters says what is wrong
+    if shape != x.shape:
+        given = f"{tuple(shape)} for an input of {tuple(x.shape)}"
+        raise PluginError(f"{origin} returned shape {given}; a norm must return the shape it was given")
 
 
 # -- fields that hold another component ----------------------------------------------------------------------------

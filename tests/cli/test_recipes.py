@@ -212,6 +212,22 @@ def test_a_component_without_a_smallest_instance() -> None:
         assert "ValueError: not today" in result.stdout
 
 
+class StubbornConfig(HonestConfig):
+    """One that cannot be built."""
+
+    type: Literal["stubborn"] = "stubborn"  # type: ignore[assignment]
+
+    def build(self, ctx: BuildContext) -> Norm:
+        raise ctx.error("not today")
+
+
+def test_what_cannot_be_built_is_said_once() -> None:
+    with _with_plugin(StubbornConfig):
+        result = run("check", "--plugin", "mine")
+    assert result.exit_code == 1
+    assert result.stdout.count("'stubborn' of plugin 'mine': not today") == 1
+
+
 def test_laws_of_a_plugin() -> None:
     with _with_plugin(HonestConfig):
         result = ok("check", "--plugin", "mine")
@@ -230,8 +246,6 @@ def test_a_broken_law_is_exit_code_one() -> None:
         assert "\nbroken\n  norms.peeking per_token: token 0 alone differs" in result.stdout
         result = run("check", "--plugin", "mine", "--json")
         assert result.exit_code == 1
-        import json
-
         by_component = {r["component"] for r in json.loads(result.stdout) if not r["ok"]}
         assert by_component == {"norms.peeking"}
 
