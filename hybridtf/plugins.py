@@ -11,7 +11,6 @@ import importlib
 import inspect
 import os
 import re
-import traceback
 import types
 import typing
 from collections import defaultdict
@@ -24,6 +23,8 @@ from typing import Any, Literal
 import pluggy
 
 from hybridtf import core, hookspecs
+from hybridtf.core.errors import one_line
+from hybridtf.core.origins import cause
 from hybridtf.core.registry import BUILT_IN, own_version
 
 GROUP = "hybridtf"
@@ -133,7 +134,7 @@ class _Refused(Exception):
 def _refuse(manager: PluginManager, name: str, error: core.HybridTFError, failures: dict[str, str]) -> None:
     if name in manager.built_in:
         raise core.PluginError(f"built-in {name}: {error}") from error
-    failures[name] = str(error)
+    failures[name] = one_line(str(error))
 
 
 # -- installed plugins -------------------------------------------------------------------------------------------------
@@ -155,7 +156,7 @@ def _load_installed(manager: PluginManager) -> None:
             except (Exception, SystemExit) as error:
                 # The plugin boundary: any code may run when a plugin is imported, and whatever it raises must not
                 # take the program down. The cause is kept and shown.
-                manager.failures[point.name] = f"could not be imported from {point.value!r}: {_cause(error)}"
+                manager.failures[point.name] = f"could not be imported from {point.value!r}: {cause(error)}"
 
 
 def _distributions(manager: PluginManager) -> Iterator[tuple[metadata.Distribution, list[metadata.EntryPoint]]]:
@@ -173,16 +174,6 @@ def _distributions(manager: PluginManager) -> Iterator[tuple[metadata.Distributi
                 f"{used.name} is installed twice; version {used.version} in {place} is used, not this one"
             )
         yield used, sorted(used.entry_points.select(group=GROUP), key=lambda point: point.name)
-
-
-def _cause(error: BaseException) -> str:
-    """The error's class and message, and the place in the plugin that raised it."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen ")]
-    last = frames[-1] if frames else None
-    ours = (Path(__file__).parent, Path(importlib.__file__).parent)
-    if last is None or Path(last.filename).parent in ours:
-        return f"{type(error).__name__}: {error}"
-    return f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})"
 
 
 # -- what one plugin adds ----------------------------------------------------------------------------------------------
@@ -230,7 +221,7 @@ def _call(hook: str, function: Any) -> Sequence[Any]:
         entries = function()
     except (Exception, SystemExit) as error:
         # The plugin boundary again: a hook is a plugin's code.
-        raise core.PluginError(f"{hook} raised {_cause(error)}") from error
+        raise core.PluginError(f"{hook} raised {cause(error)}") from error
     if not isinstance(entries, list | tuple):
         raise core.PluginError(f"{hook} must return a list or a tuple, not {type(entries).__name__}")
     return entries

@@ -417,6 +417,21 @@ def test_three_plugins_of_which_one_works(site: Path) -> None:
         load_registries(make_plugin_manager(autoload=True), strict=True)
 
 
+def test_a_reason_of_several_lines_is_told_on_one(site: Path) -> None:
+    install(site, "htf-lines", "raise ImportError('one\\n  two')")
+    install(site, "htf-hook", """
+        from hybridtf.hookspecs import hookimpl
+
+        @hookimpl
+        def hybridtf_norms():
+            raise OSError("one\\ntwo")
+    """)
+    assert installed().failures == {
+        "htf-lines": "could not be imported from 'htf_lines': ImportError: one two (htf_lines.py, line 1)",
+        "htf-hook": f"hybridtf_norms raised OSError: one two (htf_hook.py, line {_line(site / 'htf_hook.py', 'one')})",
+    }
+
+
 def _line(file: Path, text: str) -> int:
     return next(i for i, line in enumerate(file.read_text().splitlines(), 1) if text in line)
 

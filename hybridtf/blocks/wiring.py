@@ -29,8 +29,8 @@ from hybridtf.core import (
     check_call,
     init,
 )
-from hybridtf.core.config import plugin_of
 from hybridtf.core.init import declared_specs
+from hybridtf.core.origins import Origin
 from hybridtf.nn import DropPath
 
 
@@ -212,7 +212,4 @@ class Wiring(Block):
             raise self._broken(name, f"returned shape {shapes}; it must return the shape it was given")
 
     def _broken(self, name: str, what: str) -> PluginError:
-        config = self.config_of(name)
-        plugin = plugin_of(config)
-        whose = "" if plugin is None else f"of plugin {plugin!r} (layer {self.layer_idx}) "
-        return PluginError(f"{self.where}.{name}: {config.type_name()!r} {whose}{what}")
+        return PluginError(f"{Origin(self.config_of(name), f'{self.where}.{name}', self.layer_idx)} {what}")

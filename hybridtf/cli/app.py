@@ -34,7 +34,8 @@ from hybridtf.cli import (
     surgery,
     training,
 )
-from hybridtf.cli.output import say
+from hybridtf.cli.output import begin_command, say, say_error
+from hybridtf.cli.traces import explain
 
 PROGRAM = "hybridtf"
 
@@ -81,6 +82,7 @@ class Commands(TyperGroup):
             return self._invoke(ctx)
 
     def _invoke(self, ctx: Any) -> Any:
+        begin_command()
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -88,7 +90,7 @@ class Commands(TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
         except _refusals() as error:
             code = getattr(error, "exit_code", 2)
-            say(str(error) if code == INTERRUPTED else f"error: {error}")
+            (say if code == INTERRUPTED else say_error)(str(error))
             raise typer.Exit(code) from None
         except _out_of_memory() as error:
             say(f"error: out of memory; a smaller batch or length may fit ({str(error).partition(chr(10))[0]})")
@@ -174,8 +176,9 @@ for _room in (
 
 
 def _bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    sys.__excepthook__(kind, error, trace)
-    say("this is a bug in hybridtf or a plugin, not a mistake of yours; please report it with the lines above")
+    lines, said = explain(error)
+    print(lines, end="", file=sys.stderr)
+    say(said)
 
 
 def main() -> None:

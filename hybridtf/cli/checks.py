@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hybridtf.cli.options import Json, Set
-from hybridtf.cli.output import add_row, counted, make_table, print_json, print_table, print_text, say
+from hybridtf.cli.output import add_row, counted, make_table, print_json, print_table, print_text, say, say_error
 from hybridtf.cli.sources import name_of, read_recipe, registries
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _check_recipes(sources: Sequence[str], overrides: Sequence[str] | None, json
             listed = [{"path": path, "message": text} for path, text in faults]
             results.append({"recipe": source, "ok": False, "faults": listed})
             named = getattr(error, "source", "") or source in str(error)
-            say(f"error: {error}" if named else f"error: {source}: {error}")
+            say_error(str(error) if named else f"{source}: {error}")
             continue
         n_params = sum(param.numel() for param in model.parameters())
         patterns = [stack.pattern for stack in model.config.stacks()]
@@ -176,18 +176,18 @@ def _print_laws(results: Sequence[CheckResult]) -> None:
 
 
 def _results(components: Sequence[Component], kernels: Sequence[Kernel]) -> Iterator[CheckResult]:
-    from hybridtf.testing import CheckResult, laws_for, run_checks
+    from hybridtf.core.origins import cause
+    from hybridtf.testing import CheckResult, run_checks
     from hybridtf.testing.run import PLUGIN_FAULTS
 
     for kind, name in components:
         try:
             config = _config(kind, name)
         except PLUGIN_FAULTS as error:
-            yield CheckResult(f"{kind}.{name}", "tiny", False, f"{type(error).__name__}: {error}", 0.0)
+            yield CheckResult(f"{kind}.{name}", "tiny", False, cause(error), 0.0)
             continue
-        for law in laws_for(kind):
-            for result in run_checks(kind, config, [law], shrink=True):
-                yield _renamed(result, kind, name)
+        for result in run_checks(kind, config, shrink=True):
+            yield _renamed(result, kind, name)
     for kernel in kernels:
         yield _kernel_result(kernel)
 

@@ -71,7 +71,8 @@ def generate(
 ) -> None:
     """Continue a prompt with a trained model.
 
-    Only the new text is printed, as it is drawn. The prompt is read from stdin where none is given and stdin is piped.
+    The run must be one on a text task, whose tokenizer the prompt is read with. Only the new text is printed, as it is
+    drawn. The prompt is read from stdin where none is given and stdin is piped.
     """
     sampling = {
         "--temperature": temperature, "--top-k": top_k, "--top-p": top_p, "--min-p": min_p,

@@ -30,6 +30,28 @@ def say(message: str) -> None:
     print(f"hybridtf: {message}", file=sys.stderr, flush=True)
 
 
+_warned: list[str] = []
+"""Reasons that this command has given in a warning."""
+
+
+def say_warning(what: str, reason: str) -> None:
+    """A warning, whose reason an error after it need not say again."""
+    _warned.append(reason)
+    say(f"warning: {what}: {reason}")
+
+
+def say_error(message: str) -> None:
+    """An error on stderr; of what a warning of this command said already, that it did."""
+    for reason in _warned:
+        message = message.replace(f": {reason}", ", as the warning above says")
+    say(f"error: {message}")
+
+
+def begin_command() -> None:
+    """Nothing has been said yet."""
+    _warned.clear()
+
+
 def print_json(value: Any) -> None:
     """The result for a program: one JSON value, alone on stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))

@@ -85,7 +85,7 @@ def describe(recipe: Recipe, source: str, lengths: tuple[int, ...]) -> dict[str,
 
 
 def _picture(stack: dict[str, Any]) -> Table:
-    """One bar a layer from the input up; what repeats in a deep stack is drawn once with a count."""
+    """One bar a layer from the input up, from 0; what repeats in a deep stack is drawn once with a count."""
     from rich.text import Text
 
     from hybridtf.report.layer_groups import arrange
@@ -98,7 +98,7 @@ def _picture(stack: dict[str, Any]) -> Table:
         block = blocks[name]
         bar = Text("█" * 6, style=colours[_word(block["mixer"])])
         shared = " (shared)" if block["shared"] else ""
-        add_row(table, index + 1, f"{name}{shared}", bar, _word(block["mixer"]), _word(block["channel_mixer"]), bracket)
+        add_row(table, index, f"{name}{shared}", bar, _word(block["mixer"]), _word(block["channel_mixer"]), bracket)
     return table
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from hybridtf.cli.output import counted, say
+from hybridtf.cli.output import counted, say, say_warning
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,7 @@ def registries() -> Registries:
 
     found = active()
     for name, reason in found.failures.items():
-        say(f"warning: plugin {name!r} was not loaded: {reason}")
+        say_warning(f"plugin {name!r} was not loaded", reason)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import groupby
 from json import dumps
 from pathlib import Path
@@ -69,12 +70,18 @@ def _operate(
     given: tuple[LanguageModel, Recipe], layers: str, mixer: str | None, output: Path, options: Mapping[str, Any]
 ) -> Operated:
     """Replace, and write."""
-    from hybridtf.surgery import parse_layers, replace_mixers
+    from hybridtf.core import ConfigError
+    from hybridtf.surgery import MixerError, parse_layers, replace_mixers
     from hybridtf.train import save_model
 
     chosen = parse_layers(layers, len(given[0].config.layers()))
     with interruptible("nothing was written"):
-        found = replace_mixers(*given, chosen, None if mixer is None else _table(mixer), **options)
+        try:
+            found = replace_mixers(*given, chosen, None if mixer is None else _table(mixer), **options)
+        except MixerError as error:
+            heads = options["n_kv_heads"]
+            said = [*([] if mixer is None else [f"--mixer {mixer}"]), *([] if heads is None else [f"--n-kv-heads {heads}"])]
+            raise ConfigError(f"{' '.join(said)}: {error.why}") from None
         save_model(found.model, found.recipe, output)
     return found
 
@@ -106,10 +113,13 @@ def _table(text: str) -> Mapping[str, Any] | str:
 
     if not text.strip().startswith("{"):
         return text.strip()
+    key = "mixer = "
     try:
-        found: Mapping[str, Any] = tomllib.loads(f"mixer = {text}")["mixer"]
+        found: Mapping[str, Any] = tomllib.loads(key + text)["mixer"]
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"--mixer {text}: is no TOML table ({error})") from None
+        where = re.sub(r"(?<=line 1, column )\d+", lambda column: str(int(column[0]) - len(key)), str(error))
+        shown = '{ type = "delta_net", n_heads = 4 }'
+        raise ConfigError(f"--mixer {text}: is no TOML table, as {shown} is one: {where}") from None
     return found
 
 

@@ -18,7 +18,8 @@ from torch import nn
 from hybridtf.core.errors import ConfigError, HybridTFError, PluginError, RecipeError, known_names, nearest, not_a_table
 from hybridtf.core.init import init_parameters
 from hybridtf.core.kernels import KernelSet, OpKernel
-from hybridtf.core.registry import BUILT_IN, Preset, active, singular
+from hybridtf.core.origins import Origin, cause, package_of, remember
+from hybridtf.core.registry import Preset, active, singular
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -55,6 +56,8 @@ class BuildContext:
     """Layers that visit the block of this component; with more than one (a shared block) it is built for the first of them."""
     where: str = ""
     """Path of the component in its recipe, for messages."""
+    owner: ComponentConfig | None = field(default=None, compare=False, repr=False)
+    """Whose ``build`` is running, for messages."""
     defer_init: bool = False
     """True: the caller fills the parameters itself once the whole model stands."""
 
@@ -79,7 +82,10 @@ class BuildContext:
         )
 
     def error(self, message: str) -> ConfigError:
-        """A :class:`ConfigError` that says where."""
+        """A :class:`ConfigError` that says where, and of a plugin's component whose it is."""
+        origin = None if self.owner is None else Origin(self.owner, self.where, self.layer_idx)
+        if origin is not None and origin.plugin is not None:
+            return ConfigError(f"{origin}: {message}")
         return ConfigError(f"{self.where}: {message}" if self.where else message)
 
 
@@ -176,32 +182,45 @@ BuildFn = Callable[..., Any]
 def _initialised(build: BuildFn) -> BuildFn:
     @functools.wraps(build)
     def wrapper(self: Any, ctx: BuildContext, *args: Any, **kwargs: Any) -> Any:
+        origin = Origin(self, ctx.where, ctx.layer_idx)
         try:
-            module = build(self, ctx, *args, **kwargs)
+            module = build(self, replace(ctx, owner=self), *args, **kwargs)
         except (HybridTFError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             # The plugin boundary: whatever a plugin's code raises must name the plugin, the layer and the recipe key.
-            plugin = plugin_of(self)
-            if plugin is None:
+            if origin.plugin is None:
                 raise
+            why = cause(error, package_of(type(self)))
             raise PluginError(
-                f"{ctx.where or self.kind}: plugin {plugin!r} could not build {self.type_name()!r} "
-                f"(layer {ctx.layer_idx}): {type(error).__name__}: {error}"
+                f"{ctx.where or self.kind}: plugin {origin.plugin!r} could not build {self.type_name()!r}"
+                f"{origin.in_layer()}: {why}"
             ) from error
-        if isinstance(module, nn.Module) and not ctx.defer_init:
-            init_parameters(module, ctx.seed)
+        if isinstance(module, nn.Module):
+            remember(module, origin)
+            if self.kind == "norms" and origin.plugin is not None:
+                _try_norm(module, ctx, origin)
+            if not ctx.defer_init:
+                init_parameters(module, ctx.seed)
         return module
 
     return wrapper
 
 
-def plugin_of(config: ComponentConfig) -> str | None:
-    """The installed plugin that registered the config's class; None for built-ins and unregistered classes."""
-    registry, name = active()[config.kind], config.type_name()
-    if registry.configs().get(name) is not type(config) or registry.origin(name) == BUILT_IN:
-        return None
-    return registry.origin(name)
+def _try_norm(norm: nn.Module, ctx: BuildContext, origin: Origin) -> None:
+    """Call a plugin's norm once on zeros, as the first to fail on another width would be the mixer after it.
+
+    Raises :class:`PluginError` for another shape than it was given.
+    """
+    x = torch.zeros(1, 1, ctx.d_model, **ctx.factory)
+    try:
+        with torch.no_grad():
+            shape = norm(x).shape
+    except Exception:
+        return  # its kernel may not run on this device: a call that matters says what is wrong
+    if shape != x.shape:
+        given = f"{tuple(shape)} for an input of {tuple(x.shape)}"
+        raise PluginError(f"{origin} returned shape {given}; a norm must return the shape it was given")
 
 
 # -- fields that hold another component ----------------------------------------------------------------------------
@@ -318,7 +337,8 @@ def _faults(detail: ErrorDetails, config: type[BaseModel]) -> list[tuple[str, st
         owner = _model_at(config, detail["loc"][:-1])
         key = str(detail["loc"][-1])
         known = [name for name in owner.model_fields if name != "type"]
-        return [(loc, f"{UNKNOWN_OPTION}. {known_names(key, known)}")]
+        kind = owner.kind if issubclass(owner, ComponentConfig) else ""
+        return [(loc, f"{UNKNOWN_OPTION}. {known_names(key, known, f'hybridtf list {kind} -v' if kind else '')}")]
     if detail["type"] == "missing":
         return [(loc, "is required")]
     given = "" if isinstance(detail["input"], Mapping) else f", got {detail['input']!r}"

@@ -7,22 +7,86 @@ exits with its ``exit_code``. A traceback is for our own bugs only.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import ClassVar
 
+MOST_NAMES = 24
+"""So many known names are listed in a message, and no more."""
+
+_WORDS = {"num": "n", "number": "n", "attn": "attention", "dims": "dim", "ff": "ffn", "mlp": "ffn"}
+"""Other words for one thing, as other libraries have them in names."""
+
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that looks most like ``name``, or None when nothing is near."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return found[0] if found else None
+    """The known name that ``name`` was likely meant to be; None where it would be a guess.
+
+    Near is what differs in letters that are mistyped (one in five, three at most), in case and dashes, in a usual other word
+    (``num_heads``), or in a word that was left out or is too many between two.
+    """
+    steps = [(step, -_likeness(name, other), other) for other in known if (step := _steps(name, other)) is not None]
+    return min(steps)[2] if steps else None
 
 
-def known_names(name: str, known: Iterable[str]) -> str:
-    """``Did you mean x? Known: a, b, x``: the tail of every message about an unknown name."""
+def _likeness(name: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, other, name).ratio()
+
+
+def _steps(name: str, other: str) -> float | None:
+    """How far two names are apart; None: they have nothing to do with each other."""
+    one, two = _words(name), _words(other)
+    mistyped = _mistyped("".join(one), "".join(two))
+    longest = max(len("".join(one)), len("".join(two)))
+    if mistyped == 0 or (longest > 2 and mistyped <= min(3, max(1, longest // 4))):
+        return mistyped
+    fewer, more = sorted((set(one), set(two)), key=len)
+    return 4.0 + len(more) - len(fewer) if len(fewer) > 1 and fewer < more else None
+
+
+def _words(name: str) -> list[str]:
+    """Of a name as people write it: ``num_heads`` and ``NumHeads`` are both ``n`` and ``heads``."""
+    parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    plain = re.sub("key_?value", "kv", parted.lower())
+    return [_WORDS.get(word, word) for word in re.split(r"[-_. ]+", plain) if word]
+
+
+def _mistyped(one: str, two: str) -> int:
+    """Letters left out, too many, or others, and neighbours that changed places: the least that makes ``two`` of ``one``."""
+    before: list[int] = []
+    last = list(range(len(two) + 1))
+    for i, letter in enumerate(one):
+        row = [i + 1]
+        for j, other in enumerate(two):
+            row.append(min(last[j + 1] + 1, row[j] + 1, last[j] + (letter != other)))
+            if i and j and letter == two[j - 1] and one[i - 1] == other:
+                row[-1] = min(row[-1], before[j - 1] + 1)
+        before, last = last, row
+    return last[-1]
+
+
+def known_names(name: str, known: Iterable[str], all_of: str = "") -> str:
+    """``Did you mean x? Known: a, b, x``: the tail of every message about an unknown name.
+
+    Of many names those most like ``name``, and how many more there are; ``all_of`` is the command that lists them.
+    """
     names = sorted(known)
     hint = nearest(name, names)
-    listed = ", ".join(names) if names else "none"
-    return (f"Did you mean {hint!r}? " if hint else "") + f"Known: {listed}"
+    return (f"Did you mean {hint!r}? " if hint else "") + f"Known: {listed(names, all_of, name)}"
+
+
+def listed(names: Iterable[str], all_of: str = "", like: str = "") -> str:
+    """``a, b, c``; of many names the first, or those most like ``like``, and how many more ``all_of`` lists."""
+    chosen = sorted(names)
+    if len(chosen) <= MOST_NAMES:
+        return ", ".join(chosen) or "none"
+    if like:
+        chosen.sort(key=lambda name: -_likeness(like, name))
+    return f"{', '.join(chosen[:MOST_NAMES])} and {len(chosen) - MOST_NAMES} more{f': `{all_of}`' if all_of else ''}"
+
+
+def one_line(text: str) -> str:
+    """Lines after one another, as a message that is one of several has them."""
+    return " ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
 def not_a_table(what: str, value: object, known: Iterable[str]) -> str:

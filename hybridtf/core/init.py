@@ -10,12 +10,13 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Generator, Tensor, nn
 
 from hybridtf.core.errors import ConfigError, known_names
+from hybridtf.core.origins import owner_of
 
 Role: TypeAlias = Literal["matrix", "embedding", "head", "norm", "bias", "state", "conv"]
 """Matrices are multiplied with activations; ``state`` are parameters of a recurrence (decays, time steps, skips)."""
@@ -134,9 +135,19 @@ def param_specs(model: nn.Module) -> dict[str, ParamSpec]:
     specs = {}
     for name, _ in model.named_parameters():
         if name not in said and name not in defaults:
-            raise ConfigError(f"parameter {name!r} has no role: its module must name it in param_specs()")
+            whose, inside = _named(model, name)
+            raise ConfigError(
+                f"{whose}parameter {inside!r} has no role: its module must name it in param_specs(), as ParamSpec(role, "
+                f"start). Roles: {', '.join(get_args(Role))}"
+            )
         specs[name] = said.get(name, defaults.get(name))
     return specs  # type: ignore[return-value]
+
+
+def _named(model: nn.Module, name: str) -> tuple[str, str]:
+    """``model.blocks.c.mixer: 'boom' of plugin 'hybridtf-boom' (layer 2): ``, and the parameter's name in that component."""
+    origin, inside = owner_of(model, name)
+    return ("" if origin is None else f"{origin}: "), inside
 
 
 def init_parameters(model: nn.Module, seed: int, *, residual_scale: float = 1.0) -> None:
@@ -148,7 +159,9 @@ def init_parameters(model: nn.Module, seed: int, *, residual_scale: float = 1.0)
     specs = param_specs(model)
     unknown = sorted(set(declared_specs(model)) - {name for name, _ in model.named_parameters(remove_duplicate=False)})
     if unknown:
-        raise ConfigError(f"param_specs() speaks of {unknown[0]!r}, which is no parameter. {known_names(unknown[0], specs)}")
+        whose, inside = _named(model, unknown[0])
+        own = [name.removeprefix(unknown[0].removesuffix(inside)) for name in specs]
+        raise ConfigError(f"{whose}param_specs() speaks of {inside!r}, which is no parameter. {known_names(inside, own)}")
     with torch.no_grad():
         for name, param in model.named_parameters():
             if param.is_meta:

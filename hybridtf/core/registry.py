@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hybridtf.core.errors import ConfigError, PluginError, RecipeError, UnknownNameError, known_names
+from hybridtf.core.errors import ConfigError, PluginError, RecipeError, UnknownNameError, known_names, listed
 from hybridtf.core.kernels import Kernel, KernelSet
 from hybridtf.core.op_cases import OpCase
 
@@ -111,7 +111,8 @@ class Registry:
         """The config that a table of options (with its ``type``) describes."""
         name = options.get("type")
         if not isinstance(name, str):
-            raise ConfigError(f"needs type = one of {', '.join(self.names()) or '(nothing is registered)'}")
+            names = listed(self._origin, f"hybridtf list {self.kind}") if self._origin else "(nothing is registered)"
+            raise ConfigError(f"needs type = one of {names}")
         self._check(name)
         faults: list[tuple[str, str]] = []
         if name in self._presets:
@@ -129,7 +130,11 @@ class Registry:
 
     def _check(self, name: str) -> None:
         if name not in self._origin:
-            raise UnknownNameError(f"no {singular(self.kind)} named {name!r}. {known_names(name, self._origin)}")
+            found = loaded()
+            elsewhere = [] if found is None else [kind for kind, other in found.by_kind.items() if name in other]
+            what = f", which is a {' and a '.join(map(singular, elsewhere))}" if elsewhere else ""
+            names = known_names(name, self._origin, f"hybridtf list {self.kind}")
+            raise UnknownNameError(f"no {singular(self.kind)} named {name!r}{what}. {names}")
 
 
 def singular(kind: str) -> str:
@@ -193,6 +198,11 @@ def active() -> Registries:
         finally:
             _loading = False
     return _default
+
+
+def loaded() -> Registries | None:
+    """The registries in force, where something has asked for them already: nothing is loaded."""
+    return _active.get() or _default
 
 
 @contextmanager

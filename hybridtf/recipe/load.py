@@ -119,7 +119,7 @@ def _find(source: str | Path) -> Path:
         if source in names:
             return names[source]
         if not path.exists():
-            raise RecipeError("", [("", f"no recipe named {source!r}. {known_names(source, names)}")])
+            raise RecipeError("", [("", f"no recipe named {source!r}. {known_names(source, names, 'hybridtf list recipes')}")])
     if path.is_dir():
         raise RecipeError(str(path), [("", "is a directory; a recipe is a .toml file")])
     if path.is_symlink() and not path.exists():

@@ -218,11 +218,11 @@ def _draw_layer(
 ) -> float:
     """A rounded box for the mixer, and a thinner strip for the channel mixer. Gives where it ends."""
     card = ET.SubElement(group, "g")
-    _child(card, "title", f"layer {layer.index + 1}, {block.words()}")
+    _child(card, "title", f"layer {layer.index}, {block.words()}")
     main, strip = (22, 13) if compact else (34, 16)
     has_box = block.mixer is not None or block.channel is None
     edge = {"stroke": _EDGE, **({"stroke-dasharray": "5 3", "stroke-width": "1.6"} if block.shared else {})}
-    _text(card, str(layer.index + 1), _LEFT - 8, top + (main if has_box else strip) / 2 + 4, 11, _LEFT, anchor="end")
+    _text(card, str(layer.index), _LEFT - 8, top + (main if has_box else strip) / 2 + 4, 11, _LEFT, anchor="end")
     if has_box:
         fill = {"fill": colours.get(block.kind, _STRIP_FILL), **edge}
         _draw_mixer(card, block, fill, top, main, one_line=compact)
@@ -253,7 +253,7 @@ def _draw_mixer(
 def _draw_bracket(group: ET.Element, node: lg.Group, top: float, bottom: float) -> None:
     x = _LEFT + _BOX + 6 + _BRACKET * lg.depth(node.parts)
     holder = ET.SubElement(group, "g")
-    first = next(lg.drawn([node])).index + 1
+    first = next(lg.drawn([node])).index
     _child(holder, "title", f"{node.count} times: layers {first} to {first + lg.size(node) - 1}")
     path = f"M{x:g} {top:g}h5v{bottom - top:g}h-5"
     ET.SubElement(holder, "path", {"d": path, "fill": "none", "stroke": "currentColor", "stroke-width": "1.5"})

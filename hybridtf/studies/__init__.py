@@ -25,7 +25,7 @@ def find_study(name: str) -> Study:
     """The study of a name; raises :class:`UnknownNameError` with the nearest."""
     known = studies()
     if name not in known:
-        raise UnknownNameError(f"no study {name!r}. {known_names(name, known)}")
+        raise UnknownNameError(f"no study {name!r}. {known_names(name, known, 'hybridtf study list')}")
     return known[name]
 
 

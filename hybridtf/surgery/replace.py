@@ -9,7 +9,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hybridtf.core import BlockConfig, BuildContext, ConfigError, RecipeError, SequenceMixerConfig, active, known_names
+from hybridtf.core import (
+    BlockConfig,
+    BuildContext,
+    ConfigError,
+    RecipeError,
+    SequenceMixerConfig,
+    UnknownNameError,
+    active,
+    known_names,
+)
 from hybridtf.models import LanguageModel, LanguageModelConfig
 from hybridtf.models.pattern import print_pattern
 from hybridtf.models.weights import canonical_tensors
@@ -19,6 +28,14 @@ from hybridtf.surgery.roles import heads_of, left_behind, taken_options
 from hybridtf.surgery.transfer import FATES, Fate, Piece, transfer
 
 Table = Mapping[str, Any]
+
+
+class MixerError(ConfigError):
+    """The mixer that was asked for cannot be, or not in a layer; ``why`` is the message without its name."""
+
+    def __init__(self, name: str, why: str) -> None:
+        self.why = why
+        super().__init__(f"mixer {name}: {why}" if name else f"mixer: {why}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +78,14 @@ def replace_mixers(
     ``n_kv_heads``. ``seed``: of what no weight of the old model can fill. The model itself is left as it was; the recipe's
     ``[train.teacher]``, which taught that one, is left out.
 
-    Raises :class:`ConfigError` for layers, options and sizes that cannot be.
+    Raises :class:`ConfigError` for layers, options and sizes that cannot be: :class:`MixerError` where it is the mixer's.
     """
     chosen = _chosen(layers, len(model.config.layers()))
     plan = _plan(model, chosen, _asked(mixer, n_kv_heads), leave)
-    built = plan.config.build(BuildContext(d_model=0, device=model.device, param_dtype=_dtype(model), seed=seed))
+    try:
+        built = plan.config.build(BuildContext(d_model=0, device=model.device, param_dtype=_dtype(model), seed=seed))
+    except ConfigError as error:
+        raise MixerError("", str(error)) from None  # the blocks as they were did build
     pieces = _transfer(model, built, chosen, plan.config)
     others = _keep_others(model, built, chosen)
     about = recipe.meta.model_copy(update={"resolved": None})
@@ -141,7 +161,7 @@ def _asked(mixer: Table | str | None, n_kv_heads: int | None) -> Table:
     if not table and n_kv_heads is None:
         raise ConfigError("nothing to do: give a mixer, or n_kv_heads")
     if mixer is not None and not isinstance(table.get("type"), str):
-        raise ConfigError("mixer: the table needs a type, as in { type = \"gated_delta_net\" }")
+        raise MixerError("", "the table needs a type, as in { type = \"gated_delta_net\" }")
     if n_kv_heads is not None and "n_kv_heads" in table:
         raise ConfigError("n_kv_heads is in the table of the mixer already; give it once")
     return table if n_kv_heads is None else {**table, "n_kv_heads": n_kv_heads}
@@ -156,7 +176,10 @@ def _new_block(
         raise ConfigError(f"layer {layer}: its block {model.config.layers()[layer]!r} has no mixer to replace")
     registry = active()["mixers"]
     name = table.get("type", old.type_name())
-    cls, preset = registry.get(name), registry.presets().get(name)
+    try:
+        cls, preset = registry.get(name), registry.presets().get(name)
+    except UnknownNameError as error:
+        raise MixerError("", str(error)) from None
     assert issubclass(cls, SequenceMixerConfig)
     heads = heads_of(old, _mixer(model, layer))
     found = taken_options(cls, {} if preset is None else preset.options, old, heads)
@@ -168,7 +191,7 @@ def _new_block(
         new = registry.make({"type": name, **found, **table})
     except RecipeError as error:
         where, why = error.faults[0]
-        raise ConfigError(f"mixer {name}, for layer {layer}: {f'{where}: ' if where else ''}{why}") from None
+        raise MixerError(name, f"layer {layer}: {f'{where}: ' if where else ''}{why}") from None
     return block.model_copy(update={"mixer": new}), found, offered
 
 
@@ -215,7 +238,7 @@ def _transfer(
         try:
             found[i] = transfer((old, _mixer(model, i)), (new, _mixer(built, i)))
         except ConfigError as error:
-            raise ConfigError(f"layer {i}: {error}") from None
+            raise MixerError(new.type_name(), f"layer {i}: {error}") from None
     return found
 
 

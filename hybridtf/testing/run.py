@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from hybridtf.core import LAWS, ComponentConfig, HybridTFError, KernelError, UnknownNameError, known_names
+from hybridtf.core.origins import cause, package_of
 from hybridtf.testing import laws_build, laws_crop, laws_numeric, laws_outside, laws_segments, laws_state, laws_task, laws_time
 from hybridtf.testing.errors import ContractError, DeclaredError, NotApplicableError
 from hybridtf.testing.laws_config import check_config
@@ -116,7 +117,7 @@ def _not_built(subject: Subject) -> str | None:
     except HybridTFError as error:
         return str(error)
     except PLUGIN_FAULTS as error:
-        return f"{type(error).__name__}: {error}"
+        return cause(error, package_of(type(subject.config)))
     return None
 
 
@@ -208,7 +209,7 @@ def _checked(subject: Subject, law: str, cannot: Mapping[str, str]) -> CheckResu
     except (ContractError, HybridTFError) as error:
         ok, message = False, str(error)
     except PLUGIN_FAULTS as error:
-        ok, message = False, f"{type(error).__name__}: {error}"
+        ok, message = False, cause(error, package_of(type(subject.config)))
     seconds = time.perf_counter() - started
     name = f"{subject.kind}/{subject.name}"
     return CheckResult(name, law, ok, message, seconds, reason is not None, isinstance(reason, DeclaredError))

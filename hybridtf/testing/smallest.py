@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -58,10 +60,25 @@ def _find(strategy: Any, broken: Callable[[Any], bool]) -> Any:
 
     checks = list(HealthCheck)
     how = settings(max_examples=EXAMPLES, derandomize=True, database=None, deadline=None, suppress_health_check=checks)
-    try:
-        return find(strategy, broken, settings=how)
-    except NoSuchExample:
-        return None
+    with _elsewhere():
+        try:
+            return find(strategy, broken, settings=how)
+        except NoSuchExample:
+            return None
+
+
+@contextmanager
+def _elsewhere() -> Iterator[None]:
+    """Inside, hypothesis has a folder that is gone afterwards: without a database too it keeps what it found in the sources."""
+    from hypothesis.configuration import set_hypothesis_home_dir, storage_directory
+
+    before = storage_directory(intent_to_write=False).home_directory
+    with tempfile.TemporaryDirectory() as folder:
+        set_hypothesis_home_dir(folder)
+        try:
+            yield
+        finally:
+            set_hypothesis_home_dir(before)
 
 
 Search = tuple[Any, Callable[[Any], None], Callable[[Any], str]]

@@ -5,15 +5,17 @@ Bit for bit on a CPU; on a GPU as far as the kernels in use are deterministic.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from hybridtf.core import CheckpointError, ConfigError
+from hybridtf.core import CheckpointError, ConfigError, NonFiniteError
 from hybridtf.recipe import Recipe
 from hybridtf.train.checkpoint import RunFolder, read_recipe
-from hybridtf.train.interrupt import StopSignals
+from hybridtf.train.interrupt import Interrupted, StopSignals
 from hybridtf.train.progress import Reporter, Style
 from hybridtf.train.results import StepReport, TrainResult
 from hybridtf.train.run import Run, step_of
@@ -28,7 +30,8 @@ def train(
 
     ``resume``: continue the run in ``out_dir`` from its newest checkpoint (``recipe`` may be None then, or differ in
     how long and how often). ``init_from``: start from the weights of a run, checkpoint or model folder, with a fresh
-    optimizer. ``device``: a GPU if there is one. torch's random states are left as they were.
+    optimizer. ``device``: a GPU if there is one. torch's random states are left as they were. A run whose first step raises
+    leaves no folder.
 
     Raises :class:`Interrupted` after Ctrl-C and :class:`Terminated` after SIGTERM, with the step finished and saved;
     :class:`NonFiniteError` at the first loss or gradient that is not finite; :class:`CheckpointError`,
@@ -43,9 +46,31 @@ def train(
     recipe = _recipe(recipe, folder, resume)
     with torch.random.fork_rng(devices=[chosen] if chosen.type == "cuda" else []):
         run = Run(recipe, folder, chosen, on_step)
-        run.start(resume=resume, init_from=init_from)
-        with Reporter(run.total, progress) as run.reporter, run.open_sinks(), StopSignals() as run.stop:
-            return run.loop()
+        before = not resume and folder.latest() is not None
+        with _undone_before_a_step(run):
+            run.start(resume=resume, init_from=init_from)
+            with Reporter(run.total, progress) as run.reporter, run.open_sinks(), StopSignals() as run.stop:
+                if before:
+                    run.reporter.say(f"{folder.path}: held a run of which no step was saved; it begins anew")
+                return run.loop()
+
+
+@contextmanager
+def _undone_before_a_step(run: Run) -> Iterator[None]:
+    """What raises before the first step is done takes with it what the run wrote, so that the folder can be used as before."""
+    folder = run.folder.path
+    was_there = folder.is_dir()
+    mine = not was_there or not any(folder.iterdir())
+    try:
+        yield
+    except (NonFiniteError, Interrupted):
+        raise  # these name the checkpoint that they leave
+    except Exception:
+        if mine and run.counters.step == 0 and folder.is_dir():
+            shutil.rmtree(folder)
+            if was_there:
+                folder.mkdir()
+        raise
 
 
 def _recipe(recipe: Recipe | None, folder: RunFolder, resume: bool) -> Recipe:

@@ -18,10 +18,11 @@ from hybridtf.models.weights import load_weights
 from hybridtf.recipe import Recipe, to_toml
 from hybridtf.tasks import Batch, Task
 from hybridtf.train.average import Average
-from hybridtf.train.checkpoint import RunFolder, find_checkpoint, read_average, read_trainer_state, weights_path
+from hybridtf.train.checkpoint import RunFolder, read_average, read_trainer_state, weights_path
 from hybridtf.train.config import train_config
 from hybridtf.train.early_stop import EarlyStop
 from hybridtf.train.evaluate import EvalResult, check_context, check_scores, evaluate, group_metrics, require_carry
+from hybridtf.train.given_weights import start_from
 from hybridtf.train.interrupt import StopSignals
 from hybridtf.train.log import Log
 from hybridtf.train.nonfinite import locate
@@ -97,8 +98,7 @@ class Run:
         """Fill the model and everything else, from nothing, from weights, or from the newest checkpoint."""
         self.folder.clean()
         torch.manual_seed(self.config.seed)
-        if init_from is not None:
-            load_weights(self.model, weights_path(find_checkpoint(init_from)))
+        start_from(self.model, self.recipe, init_from)
         if resume:
             found = self.folder.checkpoint()
             load_weights(self.model, weights_path(found))

@@ -117,16 +117,17 @@ def changes(before: Recipe, after: Recipe) -> list[str]:
 def _flat(recipe: Recipe) -> dict[str, Any]:
     task = None if recipe.task is None else recipe.task.to_dict()
     train = train_config(recipe).to_dict()
-    leaves = _leaves({"model": recipe.model.to_dict(), "task": task or {}, "train": train}, "")
+    leaves = leaves_of({"model": recipe.model.to_dict(), "task": task or {}, "train": train}, "")
     free = {f"train.{name}" for name in MAY_CHANGE}
     return {path: value for path, value in leaves if path not in free}
 
 
-def _leaves(table: Mapping[str, Any], path: str) -> list[tuple[str, Any]]:
+def leaves_of(table: Mapping[str, Any], path: str) -> list[tuple[str, Any]]:
+    """Every value of nested tables with its path, as ``(path.name, value)``."""
     out: list[tuple[str, Any]] = []
     for name, value in table.items():
         here = f"{path}.{name}" if path else name
-        out += _leaves(value, here) if isinstance(value, Mapping) else [(here, value)]
+        out += leaves_of(value, here) if isinstance(value, Mapping) else [(here, value)]
     return out
 
 

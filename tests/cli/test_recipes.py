@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hybridtf.core import BuildContext, Norm, NormConfig, using
+from hybridtf.core import BuildContext, Norm, NormConfig, Registries, active, using
 from hybridtf.hookspecs import hookimpl
 from hybridtf.models import LanguageModel
 from hybridtf.plugins import load_registries, make_plugin_manager
@@ -41,6 +42,11 @@ def test_show_draws_the_stack(recipe: str) -> None:
     assert "decoder: 4 layers, d_model 16, pattern (m a)*2" in text
     assert "mamba2 d_state=8 head_dim=8 chunk_size=16" in text
     assert "65,536" in text
+
+
+def test_show_numbers_layers_as_surgery_and_weights_do(recipe: str) -> None:
+    lines = [line.split() for line in ok("show", recipe).stdout.splitlines() if "█" in line]
+    assert [(line[0], line[1]) for line in lines] == [("0", "m"), ("1", "a"), ("2", "m"), ("3", "a")]
 
 
 @pytest.mark.parametrize("columns", [20, 30, 50])
@@ -206,6 +212,22 @@ def test_a_component_without_a_smallest_instance() -> None:
         assert "ValueError: not today" in result.stdout
 
 
+class StubbornConfig(HonestConfig):
+    """One that cannot be built."""
+
+    type: Literal["stubborn"] = "stubborn"  # type: ignore[assignment]
+
+    def build(self, ctx: BuildContext) -> Norm:
+        raise ctx.error("not today")
+
+
+def test_what_cannot_be_built_is_said_once() -> None:
+    with _with_plugin(StubbornConfig):
+        result = run("check", "--plugin", "mine")
+    assert result.exit_code == 1
+    assert result.stdout.count("'stubborn' of plugin 'mine': not today") == 1
+
+
 def test_laws_of_a_plugin() -> None:
     with _with_plugin(HonestConfig):
         result = ok("check", "--plugin", "mine")
@@ -224,8 +246,6 @@ def test_a_broken_law_is_exit_code_one() -> None:
         assert "\nbroken\n  norms.peeking per_token: token 0 alone differs" in result.stdout
         result = run("check", "--plugin", "mine", "--json")
         assert result.exit_code == 1
-        import json
-
         by_component = {r["component"] for r in json.loads(result.stdout) if not r["ok"]}
         assert by_component == {"norms.peeking"}
 
@@ -253,3 +273,16 @@ def test_check_builds_without_memory(recipe: str) -> None:
     result = ok("check", recipe, "--set", "model.vocab_size=1000000000000")
     assert "parameters" in result.stdout
     assert torch.get_default_device().type == "cpu"
+
+
+def test_why_a_required_plugin_was_not_loaded_is_said_once(recipe: str) -> None:
+    Path(recipe).write_text(Path(recipe).read_text().replace("[meta]", '[meta]\nrequires = ["pluggy"]'))
+    with using(Registries(by_kind=active().by_kind, failures={"pluggy": "OSError: gone"})):
+        for command in (["check"], ["show"]):
+            assert run(*command, recipe).stderr.splitlines() == [
+                "hybridtf: warning: plugin 'pluggy' was not loaded: OSError: gone",
+                f"hybridtf: error: {recipe}: meta.requires: the plugin 'pluggy' is installed but was not loaded, "
+                "as the warning above says",
+            ]
+        (found,) = json.loads(run("check", recipe, "--json").stdout)
+        assert found["faults"][0]["message"].endswith("was not loaded: OSError: gone")

@@ -1,6 +1,7 @@
 """Configs: strict, frozen, all faults at once, nested components, schemas, and whose build failed."""
 
 import json
+import re
 from typing import Annotated, Any, Literal, Self
 
 import jsonschema
@@ -266,14 +267,22 @@ def test_a_failing_build_names_plugin_layer_and_key() -> None:
     ctx = BuildContext(d_model=2, layer_idx=5, where="model.blocks.m.norm")
     with pytest.raises(PluginError) as caught:
         BrokenConfig().build(ctx)
-    assert str(caught.value) == (
-        "model.blocks.m.norm: plugin 'plug' could not build 'broken' (layer 5): KeyError: 'width'"
+    assert re.fullmatch(
+        r"model\.blocks\.m\.norm: plugin 'plug' could not build 'broken' \(layer 5\): KeyError: 'width' "
+        r"\(test_config\.py, line \d+\)", str(caught.value),
     )
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_a_refusal_of_a_build_is_passed_on() -> None:
-    with pytest.raises(ConfigError, match=r"^x: d_model = 3 is odd$"):
+def test_a_refusal_of_a_build_is_passed_on_with_whose_it_is() -> None:
+    with pytest.raises(ConfigError, match=r"^x: 'refusing' of plugin 'plug': d_model = 3 is odd$"):
+        RefusingConfig().build(BuildContext(d_model=3, where="x"))
+    ctx = BuildContext(d_model=3, where="model.blocks.m.norm", layer_idx=4)
+    with pytest.raises(ConfigError, match=r"^model\.blocks\.m\.norm: 'refusing' of plugin 'plug' \(layer 4\): d_model"):
+        RefusingConfig().build(ctx)
+    own = Registries()
+    own["norms"].add(RefusingConfig, "hybridtf")
+    with using(own), pytest.raises(ConfigError, match=r"^x: d_model = 3 is odd$"):
         RefusingConfig().build(BuildContext(d_model=3, where="x"))
 
 

@@ -7,15 +7,21 @@ from typing import Literal
 
 import pytest
 import torch
+from torch import nn
 
 from hybridtf.core import (
     BuildContext,
+    ConfigError,
+    Norm,
+    NormConfig,
+    ParamSpec,
     PluginError,
     RecipeError,
     Registries,
     SequenceMixer,
     SequenceMixerConfig,
     active,
+    init,
     using,
 )
 from hybridtf.models import LanguageModelConfig
@@ -59,11 +65,55 @@ class Short(SequenceMixer):
         return x[:, 1:], state
 
 
+class RolelessConfig(SequenceMixerConfig):
+    """A parameter of its mixer says nothing of itself."""
+
+    type: Literal["roleless"] = "roleless"
+
+    def build(self, ctx: BuildContext) -> SequenceMixer:
+        return Roleless()
+
+    @classmethod
+    def tiny(cls):
+        return cls()
+
+
+class Roleless(Short):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.ParameterDict({"scale": nn.Parameter(torch.ones(8))})
+
+
+class WideConfig(NormConfig):
+    """Its norm gives one channel too many, or runs on no device that is here."""
+
+    type: Literal["wide"] = "wide"
+    absent: bool = False
+
+    def build(self, ctx: BuildContext) -> Norm:
+        return Absent() if self.absent else Wide()
+
+    @classmethod
+    def tiny(cls):
+        return cls()
+
+
+class Wide(Norm):
+    def forward(self, x):
+        return torch.cat([x, x[..., :1]], -1)
+
+
+class Absent(Norm):
+    def forward(self, x):
+        raise RuntimeError("needs a device that is not here")
+
+
 @pytest.fixture
 def registries() -> Registries:
     found = load_registries(make_plugin_manager(autoload=False))
-    for made in (StubbornConfig, ShortConfig):
+    for made in (StubbornConfig, ShortConfig, RolelessConfig):
         found["mixers"].add(made, "somebodys-plugin")
+    found["norms"].add(WideConfig, "somebodys-plugin")
     return found
 
 
@@ -75,9 +125,58 @@ def build(**mixer):
 def test_a_builder_that_raises_is_traced_to_plugin_layer_and_recipe_key(registries):
     with using(registries), pytest.raises(PluginError) as caught:
         build(type="stubborn", size=3)
-    assert str(caught.value) == (
-        "model.blocks.p.mixer: plugin 'somebodys-plugin' could not build 'stubborn' (layer 2): KeyError: 'no such key'"
+    assert str(caught.value).startswith(
+        "model.blocks.p.mixer: plugin 'somebodys-plugin' could not build 'stubborn' (layer 2): KeyError: 'no such key' "
+        "(test_plugins_and_recipes.py, line "
     )
+
+
+def test_a_parameter_without_a_role_is_traced_to_plugin_layer_and_recipe_key(registries):
+    with using(registries), pytest.raises(ConfigError) as caught:
+        build(type="roleless")
+    assert str(caught.value).startswith(
+        "model.blocks.p.mixer: 'roleless' of plugin 'somebodys-plugin' (layer 2): parameter 'inner.scale' has no role: its "
+        "module must name it in param_specs(), as ParamSpec(role, start). Roles: matrix, "
+    )
+
+
+def test_a_role_for_no_parameter_is_traced_to_plugin_layer_and_recipe_key(registries, monkeypatch):
+    def specs(self):
+        return dict.fromkeys(("inner.scale", "iner.scale"), ParamSpec("norm", init.constant(1.0)))
+
+    monkeypatch.setattr(Roleless, "param_specs", specs, raising=False)
+    with using(registries), pytest.raises(ConfigError) as caught:
+        build(type="roleless")
+    assert str(caught.value).startswith(
+        "model.blocks.p.mixer: 'roleless' of plugin 'somebodys-plugin' (layer 2): param_specs() speaks of 'iner.scale', "
+        "which is no parameter. Did you mean 'inner.scale'? "
+    )
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_norm_of_another_width_is_named_before_the_mixer_after_it_fails(registries, device):
+    blocks = {"a": {"mixer": {"type": "attention", "n_heads": 2}, "norm": {"type": "wide"}}}
+    with using(registries):
+        config = LanguageModelConfig(vocab_size=5, d_model=8, pattern="a a", blocks=blocks)
+        with pytest.raises(PluginError) as caught:
+            config.build(BuildContext(d_model=8, device=torch.device(device)))
+    assert str(caught.value) == (
+        "model.blocks.a.norm: 'wide' of plugin 'somebodys-plugin' (layer 0) returned shape (1, 1, 9) for an input of "
+        "(1, 1, 8); a norm must return the shape it was given"
+    )
+    only = {"a": {"mixer": {"type": "gru"}}}
+    with using(registries):
+        config = LanguageModelConfig(vocab_size=5, d_model=8, pattern="a", final_norm={"type": "wide"}, blocks=only)
+        with pytest.raises(PluginError, match=r"^model\.final_norm: 'wide' of plugin '\S+' returned shape"):
+            config.build()
+
+
+def test_a_norm_that_cannot_run_where_it_is_built_is_built(registries):
+    blocks = {"a": {"mixer": {"type": "attention", "n_heads": 2}, "norm": {"type": "wide", "absent": True}}}
+    with using(registries):
+        net = LanguageModelConfig(vocab_size=5, d_model=8, pattern="a", blocks=blocks).build()
+        with pytest.raises(RuntimeError, match="needs a device"):
+            net(torch.tensor([[1, 2, 3]]))
 
 
 def test_an_option_that_a_plugin_needs_is_named_with_its_key(registries):

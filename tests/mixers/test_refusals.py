@@ -14,7 +14,7 @@ from hybridtf.models import LanguageModelConfig
 GIVEN, BUILT = "blocks.x.mixer", "model.blocks.x.mixer"  # refused when it is written down, or when widths are known
 
 CASES: list[tuple[dict[str, Any], str]] = [
-    ({"type": "gatd_delta_net"}, f"{GIVEN}: no mixer named 'gatd_delta_net'. Did you mean 'gated_delta_net'? Known: attention"),
+    ({"type": "gatd_delta_net"}, f"{GIVEN}: no mixer named 'gatd_delta_net'. Did you mean 'gated_delta_net'? Known: gated"),
     ({"type": "gla", "n_heds": 5}, f"{GIVEN}.n_heds: unknown option. Did you mean 'n_heads'? Known: chunk_size, conv_kernel"),
     ({"type": "delta_net"}, f"{GIVEN}.n_heads: is required"),
     ({"type": "gla", "decay_rank": 0}, f"{GIVEN}.decay_rank: input should be greater than 0, got 0"),

@@ -51,7 +51,7 @@ KNOWN = "Known: _x2, a, k, m, sliding-attention"
         ("", None, "pattern '' is empty; it must name a block for each layer, as in 'm*3 a'"),
         ("   ", None, "pattern '   ' is empty; it must name a block for each layer, as in 'm*3 a'"),
         ("m x", None, f"pattern 'm x', column 3: no block named 'x'. {KNOWN}"),
-        ("M", None, f"pattern 'M', column 1: no block named 'M'. {KNOWN}"),
+        ("M", None, f"pattern 'M', column 1: no block named 'M'. Did you mean 'm'? {KNOWN}"),
         ("m slidingattention", None,
          "pattern 'm slidingattention', column 3: no block named 'slidingattention'. "
          f"Did you mean 'sliding-attention'? {KNOWN}"),

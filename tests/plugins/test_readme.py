@@ -7,12 +7,12 @@ import tomllib
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
-from hybridtf.core import BuildContext, using
+from hybridtf.core import BuildContext, Role, Segments, using
 from hybridtf.plugins import hook_names, load_registries, make_plugin_manager
 from hybridtf.recipe import parse_recipe
 from hybridtf.testing import laws_for, run_checks
@@ -71,12 +71,47 @@ def test_the_tutorials_own_test(tutorial: Path) -> None:
     namespace["test_the_laws"]()
 
 
+PARTS = re.findall(r"<!-- part: (\w+)\.py(?:, after (\w+)\.py)? -->\n```python\n(.*?)```", TUTORIAL, re.DOTALL)
+
+
 def part_of_the_tutorial(name: str, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    (text,) = re.findall(rf"<!-- part: {name}.py -->\n```python\n(.*?)```", TUTORIAL, re.DOTALL)
+    """The part as a module, pasted under the one that it says it comes after."""
+    ((after, text),) = [(after, text) for part, after, text in PARTS if part == name]
     module = types.ModuleType(f"hybridtf_readme_{name}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    if after:
+        vars(module).update((k, v) for k, v in vars(part_of_the_tutorial(after, monkeypatch)).items() if not k.startswith("__"))
     exec(compile(text, f"{name}.py", "exec"), module.__dict__)
     return module
+
+
+def test_every_snippet_is_a_file_or_a_part_that_is_run() -> None:
+    shown = re.findall(r"^ *```python\n(.*?)^ *```", TUTORIAL, re.DOTALL | re.MULTILINE)
+    run = [text for _, _, text in PARTS] + [text for name, text in FILES.items() if name.endswith(".py")]
+    assert sorted(shown) == sorted(run)
+    assert {name for name, _, _ in PARTS} == {"leaky", "scanned", "parts", "task"}  # each has a test of its own
+
+
+@pytest.mark.parametrize("name", ["leaky", "scanned"])
+def test_the_recurrences_keep_the_laws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = part_of_the_tutorial(name, monkeypatch)
+    config = getattr(module, f"{name.capitalize()}Config").tiny()
+    results = run_checks("mixers", config, [law for law in laws_for("mixers") if law != "compile"])
+    assert {(r.law, r.message) for r in results if not r.ok} == set()
+    assert {r.law for r in results if not r.skipped} >= {"cut", "segment", "causal", "crop", "gradients"}
+
+
+def test_both_recurrences_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx = BuildContext(d_model=8, param_dtype=torch.float64)
+    leaky = part_of_the_tutorial("leaky", monkeypatch).LeakyConfig().build(ctx)
+    scanned = part_of_the_tutorial("scanned", monkeypatch).ScannedConfig().build(ctx)
+    x = torch.randn(2, 9, 8, dtype=torch.float64)
+    segments = Segments.from_lengths([[4, 5], [6]])
+    torch.testing.assert_close(leaky(x, segments=segments)[0], scanned(x, segments=segments)[0])
+
+
+def test_the_roles_of_parameters_are_all_named() -> None:
+    assert [role for role in get_args(Role) if f"`{role}`" not in TUTORIAL] == []
 
 
 def test_the_other_parts_keep_their_laws(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,15 @@ def test_one_box_and_one_strip_a_layer_coloured_by_mixer() -> None:
     assert words.count("m · mamba2") == 6
     assert words.count("a · attention") == 2
     assert words.count("swiglu d_ff=688") == 8
+    assert [word for word in words if word and word.isdigit()] == [str(i) for i in range(8)]
+
+
+def test_layers_count_from_0_in_what_is_said_of_them_too() -> None:
+    (picture,) = pictures(sample.deep_model())
+    titles = [title.text or "" for title in ET.fromstring(picture.svg).iter(SVG + "title")]
+    assert any(title.startswith("layer 0, ") for title in titles)
+    assert "3 times: layers 1 to 3" in titles
+    assert any(title.startswith("layer 47, ") for title in titles)
 
 
 def test_a_mixer_has_one_colour_in_all_pictures() -> None:

@@ -217,7 +217,7 @@ REFUSED = {
     "no such layer": ({"mixer": "delta_net", "layers": [3]}, "layer 3 is not there; the model has layers 0 to 2"),
     "no layer": ({"mixer": "delta_net", "layers": []}, "no layer was named"),
     "an unknown mixer": ({"mixer": "delta_nett"}, "no mixer named 'delta_nett'. Did you mean 'delta_net'?"),
-    "an unknown option": ({"mixer": {"type": "delta_net", "n_head": 2}}, "for layer 1: n_head: unknown option"),
+    "an unknown option": ({"mixer": {"type": "delta_net", "n_head": 2}}, "mixer delta_net: layer 1: n_head: unknown option"),
     "no type": ({"mixer": {"n_heads": 2}}, "the table needs a type"),
     "nothing": ({"mixer": None}, "nothing to do"),
     "twice": ({"mixer": {"type": "attention", "n_kv_heads": 3}, "n_kv_heads": 3}, "give it once"),

@@ -122,6 +122,27 @@ def test_weights_that_do_not_fit_are_named(tmp_path):
         run(recipe(tmp_path, model={"d_model": 16}), tmp_path / "out", init_from=tmp_path / "first")
     with pytest.raises(CheckpointError, match="no such folder"):
         run(recipe(tmp_path), tmp_path / "out", init_from=tmp_path / "frist")
+    assert not (tmp_path / "out").exists()
+
+
+def test_weights_of_another_model_are_told_by_layers_with_the_recipe_that_fits(tmp_path):
+    run(recipe(tmp_path, steps=1, model={"pattern": "m a a"}), tmp_path / "first")
+    folder = tmp_path / "first"
+
+    def refusal(**model):
+        with pytest.raises(CheckpointError) as caught:
+            run(recipe(tmp_path, model={"pattern": "m a a", **model}), tmp_path / "out", init_from=folder)
+        return str(caught.value)
+
+    blocks = recipe(tmp_path).model.to_dict()["blocks"]
+    said = refusal(blocks={**blocks, "m": {"mixer": {"type": "gru"}}})
+    assert f"{folder}: holds another model than the recipe asks for: layer 0 has the mixer mamba2 there, and gru in the" in said
+    assert f"The recipe that fits it is {folder / 'recipe.toml'}. (" in said
+    blocks["a"]["mixer"]["n_kv_heads"] = 2
+    assert "layers 1, 2 have the mixer attention with n_kv_heads = 1 there, and 2 in the recipe. The" in refusal(blocks=blocks)
+    assert "model.d_model is 8 there, and 16 in the recipe. The recipe" in refusal(d_model=16)
+    (folder / "recipe.toml").unlink()
+    assert f"The recipe that fits it is {folder / 'checkpoints' / 'step-00000001' / 'recipe.toml'}. (" in refusal(d_model=16)
 
 
 # -- Ctrl-C ------------------------------------------------------------------------------------------------------------

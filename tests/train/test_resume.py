@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hybridtf.core import CheckpointError, ConfigError
-from hybridtf.train import Interrupted, RunFolder, load_run, read_log
+from hybridtf.train import Interrupted, RunFolder, load_run, read_log, train
 from hybridtf.train.checkpoint import read_trainer_state
 from tests.train.runs import assert_equal_weights, recipe, run
 
@@ -207,6 +207,53 @@ def test_a_run_is_not_overwritten(tmp_path):
     run(made, tmp_path / "out")
     with pytest.raises(CheckpointError, match=r"holds a run already \(step-00000006\); resume it"):
         run(made, tmp_path / "out")
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_run_whose_first_step_raises_leaves_no_folder(tmp_path, monkeypatch, was_there):
+    def boom(*_, **__):
+        raise KeyError("gone")
+
+    out = tmp_path / "out"
+    if was_there:
+        out.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr("hybridtf.train.run.accumulate", boom)
+        with pytest.raises(KeyError):
+            run(recipe(tmp_path), out)
+    assert (out.is_dir(), [*out.glob("*")]) == (was_there, [])
+
+
+def test_what_was_done_before_a_step_that_raises_stays(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+
+    def boom(report):
+        if report.step == 2:
+            raise KeyError("gone")
+
+    with pytest.raises(KeyError):
+        run(recipe(tmp_path, save_every=1), out, on_step=boom)
+    assert RunFolder(out).latest().name == "step-00000001"
+    with monkeypatch.context() as patch:
+        patch.setattr("hybridtf.train.run.accumulate", lambda *_, **__: boom(None))
+        with pytest.raises(AttributeError):
+            run(None, out, resume=True)
+    assert RunFolder(out).latest().name == "step-00000001"
+    assert run(None, out, resume=True).steps == 6
+
+
+def test_a_run_of_which_no_step_was_saved_begins_anew_and_says_so(tmp_path, capsys):
+    out = tmp_path / "out"
+
+    def boom(report):
+        raise KeyError("gone")
+
+    with pytest.raises(KeyError):
+        run(recipe(tmp_path), out, on_step=boom)
+    assert RunFolder(out).latest().name == "step-00000000"
+    capsys.readouterr()
+    assert train(recipe(tmp_path), out, device="cpu", progress="lines").steps == 6
+    assert f"{out}: held a run of which no step was saved; it begins anew\n" in capsys.readouterr().err
 
 
 def test_resuming_nothing_is_refused(tmp_path):
