@@ -151,7 +151,7 @@ def test_one_token_reads_only_the_experts_it_chose(options, count):
         for name in mixer.experts.widths:
             for e in set(range(mixer.config.n_experts)) - set(chosen):
                 getattr(mixer.experts, name)[e] = float("nan")
-        torch.testing.assert_close(mixer(x)[0], want, rtol=0, atol=0)
+        torch.testing.assert_close(mixer(x)[0], want, rtol=1e-12, atol=1e-14)  # a step without gradients takes other products
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -19,15 +19,13 @@ OVER_THE_ROW = {
     "titans": "the steps of a chunk are products of sums over all its mini-batches, whosever they are",
     "mlstm": "its stabiliser is a running maximum along the row",
 }
-"""Mixers in whose results another document leaves rounding behind, and why; in all others not one bit changes."""
+"""Mixers in whose results another document leaves rounding behind, and why. In all others the products are the same ones, and
+differ by a bit or two at the most: some processors' libraries round by where a tensor lies in memory."""
 
 
 def unmoved(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
-    """Equal to the bit, or within rounding for the mixers that are listed."""
-    if name in OVER_THE_ROW:
-        same(got, want, 1e-12)
-    else:
-        assert torch.equal(got, want)
+    """Equal but for the library's rounding, or within that of sums over the row for the mixers that are listed."""
+    same(got, want, 1e-12 if name in OVER_THE_ROW else 1e-14)
 
 
 @every

@@ -51,8 +51,8 @@ class _Walk(torch.autograd.Function):
             before[i] = state
             torch.bmm(solve, torch.baddbmm(value, read, state), out=corrections[i])
             state = torch.baddbmm(keep * state, write.mT, corrections[i])
-        y = weights.flatten(0, 1) @ corrections.flatten(0, 1)
-        y.baddbmm_(of_queries.flatten(0, 1), before.flatten(0, 1))
+        read = of_queries.flatten(0, 1) @ before.flatten(0, 1)
+        y = torch.baddbmm(read, weights.flatten(0, 1), corrections.flatten(0, 1))
         ctx.save_for_backward(weights, of_keys, of_queries, written, decay, inverse, before, corrections)
         return y.unflatten(0, values.shape[:2]), state
 

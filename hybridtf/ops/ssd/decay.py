@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hybridtf.ops.exponential import exp_, factors
+from hybridtf.ops.exponential import exp, exp_, factors
 from hybridtf.ops.passes_op import Masks
 from hybridtf.ops.spans import Span
 
@@ -40,7 +40,8 @@ def decay_of(log_a: Tensor, masks: Masks | None, groups: int, place: Span) -> De
         into = into.masked_fill((ids != before[..., None])[..., None], 0)
         tail = tail.masked_fill((ids != ids[:, :, -1:])[..., None], 0)
         whole = whole.masked_fill((ids[:, :, -1] != before)[..., None], 0)
-    pair = exp_(pair.mul_(seen)).mul_(seen)  # products: filling by a mask takes as long as all the rest
+    # By products, since filling by a mask takes as long as all the rest; in place where no gradient looks back.
+    pair = exp(pair * seen) * seen if pair.requires_grad else exp_(pair.mul_(seen)).mul_(seen)
     b, c, h = whole.shape
     heads = h // groups
     into, tail, whole = (factors(x, dtype) for x in (into, tail, whole))
