@@ -7,6 +7,7 @@ import types
 import typing
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias, TypeVar
 
@@ -214,8 +215,9 @@ def _try_norm(norm: nn.Module, ctx: BuildContext, origin: Origin) -> None:
     """
     x = torch.zeros(1, 1, ctx.d_model, **ctx.factory)
     try:
-        with torch.no_grad():
-            shape = norm(x).shape
+        # Of a copy: a norm may count what it sees, and draw.
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            shape = deepcopy(norm)(x).shape
     except Exception:
         return  # its kernel may not run on this device: a call that matters says what is wrong
     if shape != x.shape:

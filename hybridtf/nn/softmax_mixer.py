@@ -40,8 +40,6 @@ from hybridtf.ops.attention import AttentionMask
 KEY_INPUT, VALUE_INPUT = "key_input", "value_input"
 """Edges (b t d) that a block hands to a mixer whose keys and values have inputs of their own."""
 
-Pair: TypeAlias = tuple[Tensor, Tensor]
-"""Of queries (b t) and keys (b s)."""
 Held: TypeAlias = Mapping[str, Tensor]
 """What is held of each token, by name, each (b s ...)."""
 
@@ -154,7 +152,7 @@ class HeldAttention(SequenceMixer):
         """
         if leaf is None or leaf.untouched:  # the call's own tokens are all there is
             seen = _fitting(shared, q.shape[1]) or new
-            y = self._look(q, seen, *self.apart(q, *_own(segments)), segments, added)
+            y = self._look(q, seen, *_own(segments), segments, added)
             return y, None if leaf is None else _stored(leaf, new, segments, keep), seen
         one = q.shape[1] == 1 and (segments is None or segments.prefix_len is None)
         if one or (segments is None and isinstance(leaf, Growing)):
@@ -168,7 +166,7 @@ class HeldAttention(SequenceMixer):
         both = _fitting(shared, pos[1].shape[1]) or {
             name: torch.cat([leaf[name].to(z.dtype), z], dim=1) for name, z in new.items()
         }
-        y = self._look(q, both, *self.apart(q, ids, pos), segments, added)
+        y = self._look(q, both, ids, pos, segments, added)
         return y, _stored(leaf, new, segments, keep), both
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
@@ -191,24 +189,13 @@ class HeldAttention(SequenceMixer):
         """The last tokens of each row, which the state holds already: nothing is copied. ``seen`` lies in its slots."""
         plain = segments is None and (isinstance(after, Growing) or self._order_free(q, after, added))
         length = after.shared_length() if plain else None
-        slots = None if length is None else self.in_sight(after, length)
-        if slots is not None:
-            held = seen if slots == after.capacity else {name: z[:, :slots] for name, z in seen.items()}
-            return self._look(q, held, None, None, None, added)
+        if length is not None and isinstance(after, Growing):
+            return self._look(q, {name: z[:, :length] for name, z in seen.items()}, None, None, None, added)
+        if length is not None and isinstance(after, Ring) and length >= after.window:
+            return self._look(q, seen, None, None, None, added)  # all slots are in sight
         real = torch.ones_like(positions) if segments is None else segments.real.to(torch.int64)
         ids = (real, after.valid().to(torch.int64))
-        return self._look(q, seen, *self.apart(q, ids, (positions, after.positions())), None, added)
-
-    def in_sight(self, after: Growing | Ring, length: int) -> int | None:
-        """Slots from the first that the last of ``length`` tokens sees, all of them; None where a mask must say which."""
-        if isinstance(after, Growing):
-            return length
-        return after.capacity if length >= after.window else None
-
-    def apart(self, q: Tensor, ids: Pair | None, pos: Pair | None) -> tuple[Pair | None, Pair | None]:
-        """Documents and positions of queries and keys, as the mask is to know them; for a mixer that tells tokens apart by more
-        than their documents. None of both: the queries' own tokens, of one document from its start."""
-        return ids, pos
+        return self._look(q, seen, ids, (positions, after.positions()), None, added)
 
     def _order_free(self, q: Tensor, ring: Ring, added: Held) -> bool:
         """A full ring's slots may be read in any order."""

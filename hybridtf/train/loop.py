@@ -66,10 +66,12 @@ def _undone_before_a_step(run: Run) -> Iterator[None]:
     except (NonFiniteError, Interrupted):
         raise  # these name the checkpoint that they leave
     except Exception:
-        if mine and run.counters.step == 0 and folder.is_dir():
-            shutil.rmtree(folder)
-            if was_there:
-                folder.mkdir()
+        if mine and run.counters.step == 0:
+            # What cannot be removed stays: the fault that is told is the run's.
+            for path in list(folder.iterdir()) if folder.is_dir() else ():
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            if not was_there:
+                shutil.rmtree(folder, ignore_errors=True)
         raise
 
 

@@ -282,8 +282,7 @@ def test_the_time_of_a_sequence_is_linear(name):
         for t in (512, 4096):
             with FlopCounterMode(display=False) as count, torch.no_grad():
                 x = torch.randn(1, t, D, dtype=torch.float64)
-                if name != "chunked_attention":  # its op says itself what it multiplies
-                    mixer.attention = Inside()
+                mixer.attention = Inside()
                 mixer(x)
             counts.append(count.get_total_flops())
         assert counts[1] < counts[0] * 8 * 1.2, counts

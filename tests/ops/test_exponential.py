@@ -9,6 +9,7 @@ import torch
 
 from hybridtf.ops import exponential
 from hybridtf.ops.exponential import LEAST, LOG2_E
+from hybridtf.ops.ssd import ssd_chunked, ssd_reference
 
 EXPONENTS = torch.linspace(-69.0, 0.0, 2001)
 FORMS = {"exp": exponential.exp, "exp_": lambda x: exponential.exp_(x.clone())}
@@ -27,7 +28,7 @@ def test_what_is_hidden_or_forgotten_is_zero(form):
     low = LEAST / LOG2_E
     found = form(torch.tensor([-math.inf, -1000.0, -95.0, low - 0.01, low + 0.01, math.nan, 3.0]))
     assert found[:4].tolist() == [0.0] * 4
-    assert found[4] > 2.0**-101
+    assert found[4] > 2.0**-127
     assert found[5].isnan()
     torch.testing.assert_close(found[6], torch.tensor(3.0).exp())
 
@@ -46,6 +47,18 @@ def test_gradients_are_the_results():
 
 
 def test_factors_are_those_of_float64_without_the_least():
-    wide = torch.tensor([0.0, 2.0**-140, 2.0**-101, 2.0**-99, 1 / 3, 1.0], dtype=torch.float64)
+    wide = torch.tensor([0.0, 2.0**-140, 2.0**-127, 2.0**-125, 1 / 3, 1.0], dtype=torch.float64)
     assert exponential.factors(wide, torch.float32).tolist() == [0.0, 0.0, 0.0, *wide[3:].float().tolist()]
     assert torch.equal(exponential.factors(wide, torch.float64), wide)
+
+
+def test_a_mean_of_what_is_far_away_keeps_its_weights():
+    """A query that meets the first key alone, 62 tokens and a decay of 0.3 each ago: its weight is all there is."""
+    k = torch.zeros(1, 63, 1, 2)
+    k[:, 0, :, 0] = 1.0
+    k[:, 1:, :, 1] = 1.0
+    q, ones = torch.tensor([1.0, 0.0]).expand(1, 63, 1, 2), torch.ones(1, 63, 1, 1)
+    log_a = torch.full((1, 63, 1), math.log(0.3))
+    found, wanted = (op(q, k, ones, log_a)[0] for op in (ssd_chunked, ssd_reference))
+    assert wanted[0, -1, 0, 0] > 0
+    torch.testing.assert_close(found / wanted, torch.ones_like(found), rtol=1e-4, atol=0)
