@@ -79,9 +79,12 @@ def _which(layers: Sequence[int]) -> str:
 
 
 def _both(old: ComponentConfig | None, new: ComponentConfig | None, word: str) -> str:
-    names = ["no" if part is None else part.type_name() for part in (old, new)]
-    if old is None or new is None or names[0] != names[1]:
-        return f"the {word} {names[0]} there, and {names[1]} in the recipe".replace(f"the {word} no ", f"no {word} ")
+    if old is None or new is None:
+        there, here = (f"no {word}" if part is None else f"the {word} {part.type_name()}" for part in (old, new))
+        return f"{there} there, and {here} in the recipe"
+    names = [part.type_name() for part in (old, new)]
+    if names[0] != names[1]:
+        return f"the {word} {names[0]} there, and {names[1]} in the recipe"
     before, after = (dict(leaves_of(part.to_dict(), "")) for part in (old, new))
     options = ", ".join(
         f"{path} = {before.get(path, 'not set')} there, and {after.get(path, 'not set')} in the recipe"

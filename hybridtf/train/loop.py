@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -67,12 +67,20 @@ def _undone_before_a_step(run: Run) -> Iterator[None]:
         raise  # these name the checkpoint that they leave
     except Exception:
         if mine and run.counters.step == 0:
-            # What cannot be removed stays: the fault that is told is the run's.
-            for path in list(folder.iterdir()) if folder.is_dir() else ():
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-            if not was_there:
-                shutil.rmtree(folder, ignore_errors=True)
+            _empty(folder, remove=not was_there)
         raise
+
+
+def _empty(folder: Path, *, remove: bool) -> None:
+    """A folder without what is in it, and ``remove`` it too. What cannot be removed stays: the fault to tell is the run's."""
+    with suppress(OSError):
+        for path in list(folder.iterdir()):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        if remove:
+            folder.rmdir()
 
 
 def _recipe(recipe: Recipe | None, folder: RunFolder, resume: bool) -> Recipe:

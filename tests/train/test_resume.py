@@ -296,3 +296,22 @@ def test_a_broken_trainer_state_is_one_clear_line(tmp_path, file, content, words
     with pytest.raises(CheckpointError, match=words) as caught:
         run(None, tmp_path / "out", resume=True)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["linked", "current"])
+def test_a_first_step_that_raises_is_told_where_its_folder_cannot_be_removed(tmp_path, monkeypatch, kind):
+    """Only what the run wrote goes: a linked folder and the working directory stay, empty, and hide nothing."""
+    real = tmp_path / "real"
+    real.mkdir()
+    (tmp_path / "linked").symlink_to(real)
+    asked = recipe(tmp_path)
+    monkeypatch.chdir(real)
+
+    def boom(*_, **__):
+        raise ValueError("the real cause")
+
+    monkeypatch.setattr("hybridtf.train.run.accumulate", boom)
+    with pytest.raises(ValueError, match="the real cause"):
+        run(asked, tmp_path / "linked" if kind == "linked" else ".")
+    assert real.is_dir()
+    assert not any(real.iterdir())
